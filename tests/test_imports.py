@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # Packages in the order of the data flow: each may import those before it, and itself.
 ORDER = (
     *("core", "stats", "images", "features", "datasets", "backbones", "methods", "training", "model"),
-    *("plots", "runs", "report", "export", "estimators", "serve", "cli", "__main__"),
+    *("plots", "runs", "report", "export", "estimators", "projects", "serve", "cli", "__main__"),
     # The second floor: no package of the product imports it.
     "study",
 )

@@ -166,6 +166,9 @@ def test_the_docs_show_the_settings_that_were_chosen(load: Load) -> None:
     [
         ("closed_form", "make_label_table", "study/measurements/closed_form.py labels", "closed_form_labels.json"),
         ("gda_alpha", "make_tables", "study/measurements/gda_alpha.py", "gda_alpha.json"),
+        ("estimate_coverage", "make_table", "study/measurements/estimate_coverage.py", "estimate_coverage.json"),
+        ("rivals", "make_tables", "study/measurements/rivals.py", "rivals.json"),
+        ("more_photos", "make_table", "study/measurements/more_photos.py", "more_photos.json"),
     ],
 )
 def test_the_docs_show_the_committed_figures(script: str, table: str, mark: str, file: str, load: Load) -> None:
@@ -229,6 +232,88 @@ def test_false_rejections_can_be_measured(load: Load, tmp_path: Path, monkeypatc
     for part in ("| 6 x 8 |", "half siblings, 6 x 16", "ucf101, ViT-B/32, 6 x 8", "| 6 x 4, 10 |"):
         assert part in printed
     assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["rows"]
+
+
+def make_pool(load: Load) -> Any:
+    """Six classes of 40 images around centres."""
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.arange(6).repeat_interleave(40)
+    x = torch.randn(6, 16, generator=generator)[labels] + torch.randn(240, 16, generator=generator)
+    pool = load("rejection").Pool("six", F.normalize(x.double(), dim=-1), labels, torch.zeros_like(labels))
+    return pool, F.normalize(torch.randn(6, 16, generator=generator), dim=-1)
+
+
+def test_estimates_are_measured_beside_the_truth(load: Load) -> None:
+    study, task = load("estimate_coverage"), load("estimate_task")
+    pool, text = make_pool(load)
+    source = study.Source("kind", pool, text, 10.0)
+    situations = {(row.name, row.situation) for row in study.list_rows([source], noise=True)}
+    assert {("six", "6 x 2"), ("random features", "6 x 8"), ("six", "200, 2")} <= situations
+    assert study.draw_photos(source, (200, 2), 0) is None, "no class has so many"
+    drawn = study.draw_photos(source, (8,) * 6, 0)
+    assert drawn.x.shape == (48, 16)
+    own, others = np.bincount(drawn.labels), np.bincount(drawn.new_labels)
+    assert own.tolist() == [8] * 6
+    assert others.tolist() == [32] * 6
+    found = task.measure(drawn)
+    assert found["low"] <= found["estimate"] <= found["high"]
+    assert abs(found["estimate"] - found["accuracy"]) < 0.25
+    copies = task.measure(study.draw_copies(study.Source("kind", pool, torch.zeros_like(text), 10.0), 0))
+    assert copies["accuracy"] == pytest.approx(0.5)
+    assert copies["low"] < 0.5 < copies["high"]
+    rows = [{"kind": "kind", "set": "six", "situation": "6 x 8", "now": [found, copies], "before": [copies, copies]}]
+    line = study.make_table(rows).splitlines()[2]
+    assert line.startswith(f"| 6 x 8 | kind | 50.0 | {100 * (copies['estimate'] - 0.5):+.1f} ± 0.0 | 2 of 2 | ")
+
+
+def test_another_process_measures_the_same_estimate(load: Load) -> None:
+    study, task = load("estimate_coverage"), load("estimate_task")
+    drawn, estimator = study.draw_noise((3, 3), 1, D=8), study.Estimator(ROOT)
+    found, own = estimator.measure(drawn), task.measure(drawn)
+    estimator.close()
+    assert [found[key] for key in ("estimate", "low", "high", "accuracy")] == pytest.approx(
+        [own[key] for key in ("estimate", "low", "high", "accuracy")]
+    )
+
+
+def test_the_committed_estimates_are_right_and_cover(load: Load) -> None:
+    study = load("estimate_coverage")
+    rows = study.read_rows(ROOT / "study" / "estimate_coverage.json")
+    tasks = covered = 0
+    for kind, situation in {(row["kind"], row["situation"]) for row in rows}:
+        found = study.summarize([r for r in rows if (r["kind"], r["situation"]) == (kind, situation)])["now"]
+        tasks, covered = tasks + found["tasks"], covered + found["covered"]
+        if kind == "noise":
+            assert found["covered"] >= 0.95 * found["tasks"], situation
+        if situation.startswith("6 x "):
+            assert abs(found["bias"]) - found["half"] < (4 if situation == "6 x 2" else 2), (kind, situation)
+    assert 0.93 <= covered / tasks <= 0.99
+
+
+def test_rivals_are_measured_on_the_same_draws_and_kept(load: Load) -> None:
+    rivals = load("rivals")
+    pool, text = make_pool(load)
+    source = rivals.Source(pool, text, 10.0, apart=False)
+    draw = rivals.draw_rows(source, 4, 0)
+    assert (len(draw.train.labels), len(draw.train.validation.labels), len(draw.new.labels)) == (24, 24, 6 * 32)
+    row = rivals.measure(source, 4, 0, {})
+    assert set(row["accuracy"]) == {"closed_form", *rivals.rivals_of(source, 4)}
+    assert min(row["accuracy"].values()) > 30
+    again = rivals.measure(source, 4, 0, {**row, "accuracy": {**row["accuracy"], "ridge": -1.0}})
+    assert again["accuracy"] == {**row["accuracy"], "ridge": -1.0}, "what is there is kept"
+    (cell,) = rivals.summarize([row, {**row, "accuracy": {**row["accuracy"], "closed_form": 100.0}}])
+    assert cell.ours == pytest.approx((row["accuracy"]["closed_form"] + 100) / 2)
+    assert cell.theirs == max(value for name, value in row["accuracy"].items() if name != "closed_form")
+
+
+def test_what_more_photos_bring_is_measured(load: Load) -> None:
+    more, study = load("more_photos"), load("estimate_coverage")
+    pool, text = make_pool(load)
+    source = study.Source("kind", pool, torch.zeros_like(text), 10.0)
+    found = more.measure(source, load("rejection").draw_task(pool, (16,) * 6, 0, unknown=False), 8)
+    assert found["estimate"] <= found["low"] <= found["expected"] <= found["high"]
+    line = more.make_table([{"shots": 8, "kind": "kind", **found}]).splitlines()[2]
+    assert line.startswith(f"| 8 to 16 | kind | 1 | {100 * (found['twice'] - found['now']):+.1f} | ")
 
 
 CLIP_FEATURES = ROOT / "study" / "clip_features.json"

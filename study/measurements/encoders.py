@@ -7,18 +7,29 @@ DATA are dataset folders as `dca fit` takes them. All settings are the defaults.
 to 16 images per class, and accuracy and calibration error on the test images. Then random tasks of 6 classes with 8
 images each, from all images of a dataset: how often the printed interval holds the mean accuracy over classes on the
 other images, and the area under the ROC curve of the p-value between new images of these classes and images of others.
+
+`--one-shot` measures on validation images instead, with one image per class: how much the encoder that knows texts
+should count beside the other one, for which leave-one-out says nothing, and what the names of the other encoder's own
+labels bring. The rule was chosen by these figures.
+
+    python study/measurements/encoders.py DATA ... --one-shot [--json study/encoders_one_shot.json]
+    python study/measurements/encoders.py --one-shot --show study/encoders_one_shot.json --page docs/encoders.md
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import torch
 from closed_form import area_under_curve, draw_task, existing_items
 from numpy.typing import NDArray
 from paired import format_table, print_tables, read_rows, write_rows
@@ -27,6 +38,14 @@ from dca import Classifier, Session
 from dca.datasets import load_dataset
 from dca.datasets.catalog import title_of
 from dca.datasets.dataset import Dataset, LabelledImage
+from dca.methods.closed_form import ClosedForm
+from dca.methods.shared.product_of_experts import (
+    ExpertPool,
+    ExpertsHead,
+    select_hyperparameters,
+    text_gain,
+    weigh_by_zero_shot,
+)
 from dca.stats.calibration import calibration_error
 
 SCRIPT = "study/measurements/encoders.py"
@@ -119,9 +138,57 @@ def measure(datasets: Sequence[Dataset], session: Session, json: Path | None) ->
     return rows
 
 
+# Fixed weights of the first encoder, the second has 1; draws.
+WEIGHTS, ONE_SHOT_SEEDS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0), (1, 2, 3, 4, 5)
+
+
+def measure_one_shot(dataset: Dataset, seed: int, session: Session) -> list[dict[str, Any]]:
+    """Accuracy on validation images with one training image per class, by the weight of the encoder with texts."""
+    dataset = replace(dataset, train=existing_items(dataset.train))
+    model = Classifier("closed_form", shots=1, seed=seed, backbone=POOL).fit(dataset, session=session)
+    method, seen = model.method_, {image.sha256 for image in model.training_images_}
+    assert isinstance(method, ClosedForm)
+    items = [item for item in existing_items(dataset.val) if session.hash_image(item.image) not in seen]
+    features = method.adapt_features(session.frozen_features(method.encoder, [item.image for item in items])).double()
+    labels = np.array([item.label for item in items])
+    plain = ExpertPool(tuple(replace(part, reader=None) for part in method.experts.parts))
+    rows = list[dict[str, Any]]()
+    for names, pool in ((True, method.experts), (False, plain)):
+        parts = zip(pool.parts, pool.split(features), strict=True)
+        first, second = (
+            ExpertsHead.from_experts(part, select_hyperparameters(part), torch.float64).logits(x) for part, x in parts
+        )
+        ratio = math.prod(w**power for w, power in zip(weigh_by_zero_shot(pool.parts), (1, -1), strict=True))
+        gain, _ = text_gain(pool.parts[0].zero_shot, pool.labels)
+        rules = {**{f"{w:g}": w for w in WEIGHTS}, "alone": math.inf, "rule": ratio}
+        for rule, weight in rules.items():
+            logits = first if weight == math.inf else weight * first + second
+            accuracy = 100 * float((logits.argmax(dim=-1).numpy() == labels).mean())
+            facts = {"dataset": dataset.name, "seed": seed, "names": names, "gain": gain, "images": len(labels)}
+            rows.append({**facts, "rule": rule, "accuracy": round(accuracy, 4)})
+    return rows
+
+
+def make_one_shot_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Accuracy by weight, one line per dataset, with and without names through labels."""
+    rules = [*dict.fromkeys(row["rule"] for row in rows)]
+    head = ["dataset", "n", "names through labels", "gain", *(ONE_SHOT_TITLES.get(rule, rule) for rule in rules)]
+    lines = []
+    for name in dict.fromkeys(row["dataset"] for row in rows):
+        for names in (True, False):
+            own = [row for row in rows if row["dataset"] == name and row["names"] == names]
+            facts = [title_of(name), str(own[0]["images"]), "yes" if names else "no", f"{mean_of(own, 'gain'):.2f}"]
+            lines.append([*facts, *(f"{mean_of(own, 'accuracy', rule=rule):.1f}" for rule in rules)])
+    return format_table(head, lines)
+
+
+ONE_SHOT_TITLES = {"0": "Lite0 alone", "alone": "mini alone", "rule": "the rule"}
+
+
 def mean_of(rows: Sequence[Mapping[str, Any]], key: str, **facts: Any) -> float:
     """Mean of a figure over the rows with these facts."""
-    return statistics.mean(row[key] for row in rows if all(row.get(name) == value for name, value in facts.items()))
+    own = [float(row[key]) for row in rows if all(row.get(name) == value for name, value in facts.items())]
+    return statistics.mean(own)
 
 
 def make_tables(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -163,11 +230,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here, and go on where they end")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
     parser.add_argument("--page", type=Path, help="also put them between their marks on a page")
+    parser.add_argument("--one-shot", action="store_true", help="one image per class, on validation images")
     chosen = parser.parse_args()
-    if chosen.show:
-        rows = read_rows(chosen.show)
-    else:
-        rows = measure([load_dataset(place) for place in chosen.data], Session(), chosen.json)
+    datasets, session = [load_dataset(place) for place in chosen.data], Session()
+    if chosen.one_shot:
+        rows = read_rows(chosen.show) if chosen.show else []
+        for dataset, seed in product([] if chosen.show else datasets, ONE_SHOT_SEEDS):
+            rows += measure_one_shot(dataset, seed, session)
+            write_rows(chosen.json, rows)
+        print_tables(make_one_shot_table(rows), f"{SCRIPT} --one-shot", chosen.page)
+        return
+    rows = read_rows(chosen.show) if chosen.show else measure(datasets, session, chosen.json)
     print_tables(make_tables(rows), SCRIPT, chosen.page)
 
 

@@ -1,138 +1,166 @@
 """Whether the estimated accuracy of the default is right, and its interval covers, where that is hardest.
 
-    python study/measurements/estimate_coverage.py EUROSAT CALTECH FLOWERS --features FOLDER [--held-back] [--json FILE]
-    python study/measurements/estimate_coverage.py --show study/estimate_coverage.json
+    python study/measurements/estimate_coverage.py EUROSAT CALTECH FLOWERS --features FOLDER [--json FILE]
+    python study/measurements/estimate_coverage.py --show study/estimate_coverage.json --page docs/closed-form.md
 
 The first arguments are dataset folders as `dca fit` takes them, whose images the embedded model encodes; FOLDER holds
-features of OpenAI's ViT-B/32 (shared/data/clip_features), which have no text here. A task draws classes, photos of each
-to learn from, and at most 60 new images of each, all from one pool; the accuracy on the new images, the mean over
-classes, is the truth. Situations:
+features of OpenAI's ViT-B/32 (shared/data/clip_features), which have text for 31 classes of Caltech101. What FILE has
+already is kept. A task draws classes, photos of each to learn from, and at most 60 new images of each, all from one
+pool; the accuracy on the new images, the mean over classes, is the truth. Situations:
 
 - so many photos of each of six classes;
 - few photos of a class beside many of another;
 - copies: eight photos that are in two classes; the truth is one half;
-- noise: features that say nothing; the truth is one sixth.
+- noise: features that say nothing; the truth is guessing.
 
-Beside the estimate that `dca fit` prints stands exact leave-one-out of the same model with Wilson's interval of 0.8 n
-images, which it printed before. The constants of the estimate were chosen on training and validation images of EuroSAT,
-Caltech101 and Flowers102 and on validation rows of Caltech101, Flowers102 and Pets; the pools here hold their test
-images, too. --held-back measures UCF101, SUN397 and Food101, which were opened for this once, after that.
+Every task is given to this tree and to an earlier one (`--before`, a commit), each in a process of its own: that is
+what `dca fit` said before, and how accurate its model was. A row of the table is the mean over the tasks of all its
+sets.
+
+The constants of the estimate were chosen on training and validation images of EuroSAT, Caltech101 and Flowers102 and on
+validation rows of Caltech101, Flowers102 and Pets; the pools here hold their test images, too. UCF101, SUN397 and
+Food101 were opened after that.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import click
 import numpy as np
 import torch
-from clip_features import Given, Rows
+from estimate_task import Photos
 from paired import format_table, print_tables, read_rows, write_rows
 from rejection import HELD_BACK, OPEN, Pool, draw_task, encode_dataset, read_features
+from rivals import encode_texts, read_named_caltech
 from torch import Tensor
 from torch.nn import functional as F
 
 from dca import Session
-from dca.datasets import load_dataset
-from dca.methods.base import Problem
-from dca.methods.closed_form import ClosedForm, ClosedFormOptions
-from dca.methods.shared.frozen_features import encode_class_texts, unit_mean
-from dca.model.estimate import estimate_accuracy
-from dca.stats.intervals import macro_accuracy, wilson_interval
 
 SCRIPT = "study/measurements/estimate_coverage.py"
+ROOT = Path(__file__).resolve().parents[2]
+# The commit before the estimate was changed.
+EARLIER = "193db6e7"
 # Photos of each class.
 BALANCED: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (4,) * 6, (8,) * 6)
-UNEQUAL: tuple[tuple[int, ...], ...] = ((200, 2), (112, 4), (112, 2), (12, 12, 12, 2, 2, 2))
+UNEQUAL: tuple[tuple[int, ...], ...] = ((200, 2), (112, 4))
 COPIED = 8
-NOISE: tuple[tuple[int, ...], ...] = ((2,) * 6, (8,) * 6)
+NOISE: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (8,) * 6, (112, 4))
 # Fewest new images of a class: with fewer the truth is not known.
 LEAST = 6
+WAYS = ("before", "now")
 
 
-def encode_texts(place: str, session: Session) -> tuple[Tensor, float]:
-    """Unit text features (C, D) of a dataset by the embedded model, and its τ."""
-    dataset, clip = load_dataset(place), session.load_backbone("mini")
-    problem = Problem(names=tuple(dataset.names), shots=1, template=dataset.template)
-    return unit_mean(encode_class_texts(clip, problem)), float(clip.tau)
+@dataclass(frozen=True)
+class Source:
+    """A set to draw tasks from. kind: what the rows of the table take together. text: (C, D), zeros for none."""
+
+    kind: str
+    pool: Pool
+    text: Tensor
+    tau: float
 
 
-def measure(x: Tensor, y: Tensor, groups: Tensor, new: Tensor, truth: Tensor, text: Tensor, tau: float) -> list[float]:
-    """The estimate, its ends, that of leave-one-out, its ends, and the accuracy on new images (M, D)."""
-    given, support = Given(text.float()), Rows(x.float(), y)
-    given.tau = tau
-    problem = Problem(names=tuple(map(str, range(len(text)))), shots=max(len(y) // len(text), 1))
-    method = ClosedForm.build(given, problem, ClosedFormOptions())  # type: ignore[arg-type]
-    method.finish(_Grouped(support, groups))
-    method.build_head()
-    labels, zero_shot = y.numpy(), (tau * x @ text.double().T).softmax(dim=-1).numpy()
-    found = estimate_accuracy(method.predict_held_out(support), labels, zero_shot)  # type: ignore[arg-type]
-    before = method.leave_one_out()
-    known = before.known
-    right = before.probabilities[known].argmax(axis=1) == labels[known]
-    earlier, worth = macro_accuracy(right, labels[known])
-    with torch.no_grad():
-        predicted = method.classify(F.normalize(new.float(), dim=-1)).argmax(dim=-1)
-    accuracy, _ = macro_accuracy((predicted == truth).numpy(), truth.numpy())
-    return [found.accuracy, found.low, found.high, earlier, *wilson_interval(earlier, 0.8 * worth), accuracy]
+def read_sources(data: Sequence[str], features: Path | None) -> Iterator[Source]:
+    """The sets with and without text."""
+    session = Session(device="cpu")
+    for place in data:
+        pool, (text, tau) = encode_dataset(place, session), encode_texts(place, session)
+        yield Source("mini, with text", pool, text, tau)
+        yield Source("mini, no text", pool, torch.zeros_like(text), tau)
+    if features is None:
+        return
+    named = read_named_caltech(features)
+    assert named.text is not None
+    yield Source("ViT-B/32, with text (31 classes of Caltech101)", named.pool, named.text, named.tau)
+    for kind, parts in (("Caltech101, Flowers102, Pets", OPEN), ("UCF101, SUN397, Food101", HELD_BACK)):
+        for name, part in parts.items():
+            pool = read_features(features, name, part)
+            text = torch.zeros(int(pool.labels.max()) + 1, pool.features.shape[1])
+            yield Source(f"ViT-B/32, no text ({kind})", pool, text, 100.0)
 
 
-class _Grouped:
-    """Rows whose copies are known."""
+class Estimator:
+    """A process that measures tasks by the `dca` of one tree."""
 
-    def __init__(self, rows: Rows, groups: Tensor) -> None:
-        self.rows, self.groups, self.labels = rows, groups, rows.labels
+    def __init__(self, tree: Path) -> None:
+        paths = [tree / "src", tree / "study" / "measurements", tree / "scripts"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        # -P: modules beside the script are those of the tree, not those of this folder.
+        command = [sys.executable, "-P", str(Path(__file__).with_name("estimate_task.py"))]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rows, name)
+    def measure(self, task: Photos) -> dict[str, float]:
+        """The figures of one task."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        pickle.dump(tuple(task), self.process.stdin)
+        self.process.stdin.flush()
+        found: dict[str, float] = pickle.load(self.process.stdout)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
 
 
-def measure_task(pool: Pool, texts: tuple[Tensor, float], photos: Sequence[int], seed: int) -> list[float] | None:
-    """One task; None if the pool has too few classes with so many images and `LEAST` new ones."""
-    task = draw_task(pool, photos, seed, unknown=False)
+@contextmanager
+def extract_tree(commit: str) -> Iterator[Path]:
+    """The files of a commit in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(
+            ["git", "archive", commit, "src", "study/measurements", "scripts"], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        archive.check_returncode()
+        subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
+        yield Path(folder)
+
+
+def make_photos(x: Tensor, y: Tensor, new: Tensor, new_y: Tensor, text: Tensor, tau: float) -> Photos:
+    """A task without copies."""
+    alone = torch.arange(len(y))
+    return Photos(
+        x.float().numpy(), y.numpy(), alone.numpy(), new.float().numpy(), new_y.numpy(), text.float().numpy(), tau
+    )
+
+
+def draw_photos(source: Source, photos: Sequence[int], seed: int) -> Photos | None:
+    """Draw one task; None if the pool has too few classes with so many images and `LEAST` new ones."""
+    task = draw_task(source.pool, photos, seed, unknown=False)
     if task is None or torch.bincount(task.new_y).min() < LEAST:
         return None
-    rows = [int((pool.features == task.x[task.y == c][0]).all(dim=1).nonzero()[0]) for c in range(len(photos))]
-    text = texts[0][pool.labels[rows]]
-    return measure(task.x, task.y, torch.arange(len(task.y)), task.new, task.new_y, text, texts[1])
+    return make_photos(task.x, task.y, task.new, task.new_y, source.text[task.classes], source.tau)
 
 
-def measure_copies(pool: Pool, photos: int, seed: int) -> list[float] | None:
-    """The photos of one class under two names, which have the same text: new images belong to both."""
-    if (task := draw_task(pool, (photos,), seed, unknown=False)) is None or len(task.new) < LEAST:
+def draw_copies(source: Source, seed: int) -> Photos | None:
+    """Draw the photos of one class under two names, which have the same text: new images belong to both."""
+    if (task := draw_task(source.pool, (COPIED,), seed, unknown=False)) is None or len(task.new) < LEAST:
         return None
-    twice = torch.arange(2).repeat_interleave(photos)
-    new = torch.arange(2).repeat_interleave(len(task.new))
-    nothing = torch.zeros(2, task.x.shape[1])
-    groups = torch.arange(photos).repeat(2)
-    return measure(task.x.repeat(2, 1), twice, groups, task.new.repeat(2, 1), new, nothing, 100.0)
+    twice, new = torch.arange(2).repeat_interleave(COPIED), torch.arange(2).repeat_interleave(len(task.new))
+    text = source.text[task.classes].repeat(2, 1)
+    photos = make_photos(task.x.repeat(2, 1), twice, task.new.repeat(2, 1), new, text, source.tau)
+    return photos._replace(groups=np.tile(np.arange(COPIED), 2))
 
 
-def measure_noise(photos: Sequence[int], seed: int, D: int = 512) -> list[float]:
-    """Random features, 100 new ones of each class."""
+def draw_noise(photos: Sequence[int], seed: int, D: int = 512) -> Photos:
+    """Draw random features, 100 new ones of each class."""
     generator, C = torch.Generator().manual_seed(seed), len(photos)
-    y = torch.arange(C).repeat_interleave(torch.tensor(photos))
-    x, new = (F.normalize(torch.randn(n, D, generator=generator).double(), dim=-1) for n in (len(y), 100 * C))
-    truth = torch.arange(C).repeat_interleave(100)
-    return measure(x, y, torch.arange(len(y)), new, truth, torch.zeros(C, D), 100.0)
-
-
-def summarize(name: str, situation: str, tasks: Sequence[list[float]]) -> dict[str, Any]:
-    """Means over tasks, in percent, and how many intervals cover."""
-    found = np.array(tasks)
-    estimate, low, high, earlier, earlier_low, earlier_high, truth = found.T
-    row: dict[str, Any] = {"set": name, "situation": situation, "tasks": len(found), "truth": 100 * truth.mean()}
-    for key, values, ends in (("now", estimate, (low, high)), ("before", earlier, (earlier_low, earlier_high))):
-        row[key] = {
-            "bias": 100 * (values - truth).mean(),
-            "error": 196 * (values - truth).std(ddof=1) / len(found) ** 0.5 if len(found) > 1 else 0.0,
-            "covered": int(((ends[0] <= truth + 1e-9) & (truth <= ends[1] + 1e-9)).sum()),
-            "width": 100 * float(np.median(ends[1] - ends[0])),
-        }
-    return row
+    y, new_y = torch.arange(C).repeat_interleave(torch.tensor(photos)), torch.arange(C).repeat_interleave(100)
+    x, new = (F.normalize(torch.randn(n, D, generator=generator), dim=-1) for n in (len(y), len(new_y)))
+    return make_photos(x, y, new, new_y, torch.zeros(C, D), 100.0)
 
 
 def describe_photos(photos: Sequence[int]) -> str:
@@ -144,54 +172,130 @@ def describe_photos(photos: Sequence[int]) -> str:
     return f"{len(photos)} x {photos[0]}" if len({*photos}) == 1 else ", ".join(map(str, photos))
 
 
-def measure_pools(
-    pools: Sequence[tuple[Pool, tuple[Tensor, float] | None]], tasks: int, noise: bool, json: Path | None
-) -> list[dict[str, Any]]:
-    """All rows, written to `json` after each."""
-    rows: list[dict[str, Any]] = []
+@dataclass(frozen=True)
+class Row:
+    """The tasks of one situation and set, `draw` by seed."""
 
-    def keep(name: str, situation: str, found: Sequence[list[float] | None]) -> None:
-        if done := [one for one in found if one is not None]:
-            rows.append(summarize(name, situation, done))
-            click.echo(format_row(rows[-1]), err=True)
-            write_rows(json, rows)
+    kind: str
+    name: str
+    situation: str
+    draw: Callable[[int], Photos | None]
+
+
+def list_rows(sources: Sequence[Source], *, noise: bool) -> Iterator[Row]:
+    """All situations, of all sets."""
+
+    def drawn(source: Source, photos: tuple[int, ...]) -> Callable[[int], Photos | None]:
+        return lambda seed: draw_photos(source, photos, seed)
+
+    def copied(source: Source) -> Callable[[int], Photos | None]:
+        return lambda seed: draw_copies(source, seed)
+
+    def random(photos: tuple[int, ...]) -> Callable[[int], Photos | None]:
+        return lambda seed: draw_noise(photos, seed)
 
     for photos in NOISE if noise else ():
-        situation = f"noise, {describe_photos(photos)}"
-        keep("random features", situation, [measure_noise(photos, seed) for seed in range(tasks)])
+        yield Row("noise", "random features", describe_photos(photos), random(photos))
     for photos in (*BALANCED, *UNEQUAL):
-        for pool, texts in pools:
-            nothing = (torch.zeros(int(pool.labels.max()) + 1, pool.features.shape[1]), 100.0)
-            for name, given in ((f"{pool.name}, text", texts), (pool.name, nothing)):
-                if given is not None:
-                    found = [measure_task(pool, given, photos, seed) for seed in range(tasks)]
-                    keep(name, describe_photos(photos), found)
-    for pool, _ in pools:
-        keep(pool.name, f"copies, 2 x {COPIED}", [measure_copies(pool, COPIED, seed) for seed in range(tasks)])
-    return rows
+        for source in sources:
+            yield Row(source.kind, source.pool.name, describe_photos(photos), drawn(source, photos))
+    for source in (source for source in sources if not source.text.any()):
+        yield Row(source.kind, source.pool.name, f"copies, 2 x {COPIED}", copied(source))
 
 
-def format_row(row: Mapping[str, Any]) -> str:
+def measure_row(row: Row, tasks: int, estimators: Mapping[str, Estimator]) -> dict[str, Any]:
+    """The figures of every task by every tree."""
+    found: dict[str, Any] = {"kind": row.kind, "set": row.name, "situation": row.situation}
+    found |= {way: [] for way in estimators}
+    for seed in range(tasks):
+        if (task := row.draw(seed)) is not None:
+            for way, estimator in estimators.items():
+                found[way].append({key: round(value, 4) for key, value in estimator.measure(task).items()})
+    return found
+
+
+def measure_rows(
+    rows: Sequence[Row], tasks: Mapping[str, int], workers: int, json: Path | None, done: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """All rows with those that are done; written to `json` as they come. tasks: for each kind."""
+    keys = [(row.kind, row.name, row.situation) for row in rows]
+    found = {(row["kind"], row["set"], row["situation"]): row for row in done}
+
+    def kept() -> list[dict[str, Any]]:
+        return [found[key] for key in keys if key in found]
+
+    with extract_tree(EARLIER) as earlier, ThreadPoolExecutor(workers) as threads:
+        idle: SimpleQueue[dict[str, Estimator]] = SimpleQueue()
+        for _ in range(workers):
+            idle.put({"before": Estimator(earlier), "now": Estimator(ROOT)})
+
+        def measure_next(row: Row) -> dict[str, Any]:
+            estimators = idle.get()
+            made = measure_row(row, tasks[row.kind], estimators)
+            idle.put(estimators)
+            return made
+
+        missing = [row for row, key in zip(rows, keys, strict=True) if key not in found]
+        for new in threads.map(measure_next, missing):
+            found[new["kind"], new["set"], new["situation"]] = new
+            write_rows(json, kept())
+            if new["now"]:
+                click.echo(f"{new['set']}: {format_cells(summarize([new]))}", err=True)
+        for _ in range(workers):
+            for estimator in idle.get().values():
+                estimator.close()
+    return kept()
+
+
+def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over all tasks of some rows, in percent, and how many intervals cover."""
+    made: dict[str, Any] = {"kind": rows[0]["kind"], "situation": rows[0]["situation"]}
+    for way in WAYS:
+        tasks = [task for row in rows for task in row[way]]
+        keys = ("estimate", "low", "high", "accuracy")
+        estimate, low, high, truth = (np.array([task[key] for task in tasks]) for key in keys)
+        made[way] = {
+            "tasks": len(tasks),
+            "truth": 100 * truth.mean(),
+            "bias": 100 * (estimate - truth).mean(),
+            "half": 196 * (estimate - truth).std(ddof=1) / len(tasks) ** 0.5 if len(tasks) > 1 else 0.0,
+            "covered": int(((low <= truth + 1e-9) & (truth <= high + 1e-9)).sum()),
+            "width": 100 * float(np.median(high - low)),
+            "seconds": float(np.mean([task["seconds"] for task in tasks])),
+        }
+    return made
+
+
+def format_cells(row: Mapping[str, Any]) -> str:
     """One row of the table."""
-    cells = [row["set"], row["situation"], f"{row['truth']:.1f}"]
-    for key in ("before", "now"):
-        found = row[key]
-        cells += [f"{found['bias']:+.1f} ± {found['error']:.1f}", f"{found['covered']} of {row['tasks']}"]
+    cells = [row["situation"], row["kind"]]
+    for way in WAYS:
+        found = row[way]
+        cells += [f"{found['truth']:.1f}", f"{found['bias']:+.1f} ± {found['half']:.1f}"]
+        cells += [f"{found['covered']} of {found['tasks']}"]
     return f"| {' | '.join([*cells, format(row['now']['width'], '.0f')])} |"
 
 
 def make_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All rows as Markdown."""
-    head = ["features", "photos of each class", "accuracy", "before: estimate minus accuracy", "covered"]
-    head += ["now: estimate minus accuracy", "covered", "median width"]
-    table = format_table(head, [])
-    balanced = [row for row in rows if " x " in row["situation"] and row["situation"][0].isdigit()]
-    worst = {k: max((abs(r["now"]["bias"]) for r in balanced if r["situation"].endswith(k)), default=0) for k in "2348"}
-    total, covered = sum(r["tasks"] for r in rows), sum(r["now"]["covered"] for r in rows)
-    said = ", ".join(f"{value:.1f} with {k}" for k, value in worst.items())
-    return "\n".join([table, *map(format_row, rows)]) + (
-        f"\n\nLargest bias of a row of six classes, in points: {said} photos of each. "
-        f"Covered in all rows: {covered:,} of {total:,}, {100 * covered / max(total, 1):.1f} %."
+    """One line per situation and kind."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["now"]:
+            groups.setdefault((row["situation"], row["kind"]), []).append(row)
+    found = [summarize(own) for own in groups.values()]
+    head = ["photos of each class", "features", "before: accuracy", "estimate minus it", "covered"]
+    head += ["now: accuracy", "estimate minus it", "covered", "median width"]
+    situations = [f"6 x {n}" for n in "2348"]
+    worst = [
+        max((abs(r["now"]["bias"]) for r in found if r["situation"] == name and r["kind"] != "noise"), default=0)
+        for name in situations
+    ]
+    said = ", ".join(f"{value:.1f} with {name}" for value, name in zip(worst, situations, strict=True))
+    total, covered = (sum(row["now"][key] for row in found) for key in ("tasks", "covered"))
+    slower = sum(r["now"]["seconds"] for r in found) / max(sum(r["before"]["seconds"] for r in found), 1e-9)
+    return "\n".join([format_table(head, []), *map(format_cells, found)]) + (
+        f"\n\nLargest bias now of a line of six classes, in points: {said}. Covered in all lines: {covered:,} of "
+        f"{total:,}, {100 * covered / max(total, 1):.1f} %. Fit and estimate took {slower:.1f} times as long as before."
     )
 
 
@@ -200,9 +304,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", help="dataset folders, encoded by the embedded model")
     parser.add_argument("--features", type=Path, help="folder of precomputed features")
-    parser.add_argument("--held-back", action="store_true", help="the sets that nothing was chosen on")
-    parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--json", type=Path, help="write the figures here after every row")
+    parser.add_argument("--tasks", type=int, default=100, help="of a line of the table, divided among its sets")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the figures here after every row, and keep those it has")
     parser.add_argument("--show", type=Path, help="only print the table of such a file")
     parser.add_argument("--page", type=Path, help="also put the table between its marks on a page")
     chosen = parser.parse_args()
@@ -210,16 +314,12 @@ def main() -> None:
         rows = read_rows(chosen.show)
     else:
         torch.set_num_threads(1)
-        session = Session(device="cpu")
-        pools: list[tuple[Pool, tuple[Tensor, float] | None]] = [
-            (encode_dataset(place, session), encode_texts(place, session)) for place in chosen.data
-        ]
-        if chosen.features:
-            parts = HELD_BACK if chosen.held_back else OPEN
-            pools += [(read_features(chosen.features, name, part), None) for name, part in parts.items()]
-        rows = measure_pools(pools, chosen.tasks, not chosen.held_back, chosen.json)
-    mark = f"{SCRIPT} --held-back" if chosen.held_back else SCRIPT
-    print_tables(make_table(rows), mark, chosen.page)
+        sources = list(read_sources(chosen.data, chosen.features))
+        kinds = ["noise", *(source.kind for source in sources)]
+        tasks = {kind: -(-chosen.tasks // kinds.count(kind)) for kind in kinds}
+        done = read_rows(chosen.json) if chosen.json and chosen.json.exists() else []
+        rows = measure_rows(list(list_rows(sources, noise=True)), tasks, chosen.workers, chosen.json, done)
+    print_tables(make_table(rows), SCRIPT, chosen.page)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Task:
-    """Photos to learn from, new images of their classes, and images of other classes with their classes."""
+    """Photos to learn from, new images of their classes, and images of other classes with their classes.
+
+    classes: in the pool, of the known ones, (C,).
+    """
 
     x: Tensor
     y: Tensor
@@ -82,6 +85,7 @@ class Task:
     new_y: Tensor
     unknown: Tensor
     unknown_y: Tensor
+    classes: Tensor
 
 
 def encode_dataset(place: str, session: Session) -> Pool:
@@ -137,7 +141,7 @@ def draw_task(
     rows, more = torch.cat(learned), torch.cat(new)
     return Task(
         pool.features[rows], place[pool.labels[rows]], pool.features[more], place[pool.labels[more]],
-        pool.features[rest], pool.labels[rest],
+        pool.features[rest], pool.labels[rest], torch.tensor(known),
     )  # fmt: skip
 
 
@@ -155,7 +159,7 @@ def add_siblings(task: Task) -> Task:
             change = task.new[pair[0]] - task.new[pair[1]]
             x[later] = F.normalize(task.x[first] + SIBLING_DISTANCE**0.5 * change, dim=0)
         kept[spare[: len(spare) // 2]] = False
-    return Task(x, task.y, task.new[kept], task.new_y[kept], task.unknown, task.unknown_y)
+    return Task(x, task.y, task.new[kept], task.new_y[kept], task.unknown, task.unknown_y, task.classes)
 
 
 def earlier_p_values(task: Task) -> PValues:

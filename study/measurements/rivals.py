@@ -3,6 +3,8 @@
     python study/measurements/rivals.py EUROSAT CALTECH FLOWERS --features FOLDER [--workers 2] [--json FILE]
     python study/measurements/rivals.py --show study/rivals.json --page docs/closed-form.md
 
+What FILE has already is kept; `--again closed_form` measures one method again.
+
 The first arguments are dataset folders as `dca fit` takes them: the embedded model encodes their images and class
 names; training images are drawn from their training part and measured on the rest. FOLDER holds features of OpenAI's
 ViT-B/32 (shared/data/clip_features). Those of Caltech101, Flowers102 and Pets have no text here, but for the classes of
@@ -11,18 +13,20 @@ validation part, SUN397 from its training rows, Food101 divides its training row
 
 A draw takes as many images per class as it has shots. The default sees nothing else. Methods that select on validation
 images get up to four more per class, where there are any. Every method has its default options with one view; the ridge
-of `ridge` is chosen by leave-one-out, the shrinkage of `lda` is Ledoit's and Wolf's. Means over five draws; intervals
-are those of Student's t over draws.
+of `ridge` is chosen by leave-one-out, the shrinkage of `lda` is Ledoit's and Wolf's. Means over five draws, or those
+that FILE has; intervals are those of Student's t over draws.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,6 @@ import click
 import numpy as np
 import torch
 from clip_features import Given, Rows, index_by_name
-from estimate_coverage import encode_texts
 from paired import format_table, print_tables, read_rows, write_rows
 from rejection import Pool, encode_dataset, read_features
 from safetensors.torch import load_file
@@ -40,24 +43,26 @@ from torch.nn import functional as F
 
 from dca import Session
 from dca.core.files import read_json
+from dca.datasets import load_dataset
 from dca.methods.base import Problem
 from dca.methods.registry import get_method
+from dca.methods.shared.frozen_features import encode_class_texts, unit_mean
 from dca.stats.calibration import calibration_error
+from dca.stats.student import t_quantile
 from dca.training.loop import Trainer
 
 SCRIPT = "study/measurements/rivals.py"
 SHOTS, DRAWS = (1, 2, 4, 8, 16), 5
 # Most validation images per class that a rival gets, fewest and most new images of a class.
 VALIDATION, LEAST_NEW, MOST_NEW = 4, 4, 60
+MANY_CLASSES = 200
 RIVALS: dict[str, dict[str, Any]] = {
     "gda": {"views": 0},
     "linear_probe": {},
     "tip_adapter": {"views": 0},
     "tip_adapter_f": {"views": 0, "train_views": 1},
 }
-WITH_TEXT: dict[str, dict[str, Any]] = {**RIVALS, "clap": {"views": 1}}
-# Two-sided 95 % quantile of Student's t with four degrees of freedom.
-T95 = 2.7764
+SETTINGS: dict[str, dict[str, Any]] = {**RIVALS, "clap": {"views": 1}}
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,18 @@ class Draw:
     new: Rows
     text: Tensor | None
     tau: float
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return int(self.train.labels.max()) + 1
+
+
+def encode_texts(place: str, session: Session) -> tuple[Tensor, float]:
+    """Unit text features (C, D) of a dataset by the embedded model, and its τ."""
+    dataset, clip = load_dataset(place), session.load_backbone("mini")
+    problem = Problem(names=tuple(dataset.names), shots=1, template=dataset.template)
+    return unit_mean(encode_class_texts(clip, problem)), float(clip.tau)
 
 
 def read_sources(folder: Path) -> Iterator[Source]:
@@ -133,7 +150,7 @@ def draw_rows(source: Source, shots: int, seed: int) -> Draw | None:
 
 def predict(name: str, settings: Mapping[str, Any], draw: Draw) -> Tensor:
     """Probabilities of the new rows by one method, fitted as `dca fit` fits it, (M, C)."""
-    C, D = int(draw.train.labels.max()) + 1, draw.train.features.shape[1]
+    C, D = draw.classes, draw.train.features.shape[1]
     given = Given(torch.zeros(C, D) if draw.text is None else draw.text.float())
     given.tau = draw.tau
     problem = Problem(names=tuple(map(str, range(C))), shots=len(draw.train.labels) // C, seed=1)
@@ -147,58 +164,86 @@ def predict(name: str, settings: Mapping[str, Any], draw: Draw) -> Tensor:
         return method.classify(method.encode(draw.new.features))
 
 
-def predict_classes_by_sklearn(draw: Draw) -> dict[str, Tensor]:
-    """Predicted classes (M,) of ridge regression, LDA and the nearest mean."""
+def predict_by_nearest_mean(draw: Draw) -> Tensor:
+    """Predicted classes (M,)."""
+    means = torch.stack([draw.train.features[draw.train.labels == c].mean(dim=0) for c in range(draw.classes)])
+    return (draw.new.features @ F.normalize(means, dim=-1).T).argmax(dim=-1)
+
+
+def predict_by_sklearn(name: str, draw: Draw) -> Tensor:
+    """Predicted classes (M,) of ridge regression or LDA."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
     from sklearn.linear_model import RidgeClassifierCV
 
-    x, y, new = draw.train.features.double(), draw.train.labels, draw.new.features.double()
-    means = torch.stack([x[y == c].mean(dim=0) for c in range(int(y.max()) + 1)])
-    found = {"nearest mean": (new @ F.normalize(means, dim=-1).T).argmax(dim=-1)}
-    heads: dict[str, Any] = {"ridge": RidgeClassifierCV(alphas=np.logspace(-3, 3, 13))}
-    if len(y) > len(means):
-        heads["lda"] = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
-    for name, head in heads.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found[name] = torch.from_numpy(head.fit(x.numpy(), y.numpy()).predict(new.numpy()))
-    return found
+    ridge = name == "ridge"
+    head: Any = (
+        RidgeClassifierCV(alphas=np.logspace(-3, 3, 13))
+        if ridge
+        else LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+    )
+    x, new = draw.train.features.double().numpy(), draw.new.features.double().numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(head.fit(x, draw.train.labels.numpy()).predict(new))
 
 
-def measure(source: Source, shots: int, seed: int) -> dict[str, Any] | None:
-    """One row: percent of the new rows that are right by every method, and the default's calibration error."""
+def rivals_of(source: Source, shots: int) -> tuple[str, ...]:
+    """The methods that are compared: CLAP needs text, and LDA several images of a class."""
+    text = () if source.text is None else ("clap",)
+    return ("nearest mean", "ridge", *(("lda",) if shots > 1 else ()), *RIVALS, *text)
+
+
+def measure(source: Source, shots: int, seed: int, row: dict[str, Any]) -> dict[str, Any] | None:
+    """A row with what it lacks: percent of new rows that are right by every method, the default's calibration error."""
     torch.set_num_threads(1)
     if (draw := draw_rows(source, shots, seed)) is None:
         return None
-    default, labels = predict("closed_form", {}, draw), draw.new.labels
-    predicted = {"closed_form": default.argmax(dim=-1)} | predict_classes_by_sklearn(draw)
-    for name, settings in (RIVALS if draw.text is None else WITH_TEXT).items():
-        predicted[name] = predict(name, settings, draw).argmax(dim=-1)
-    confidence, right = default.max(dim=-1).values, predicted["closed_form"] == labels
-    return {
-        "set": source.pool.name,
-        "shots": shots,
-        "draw": seed,
-        "classes": default.shape[1],
-        "images": len(labels),
-        "ece": 100 * calibration_error(confidence.numpy(), right.numpy()),
-        "accuracy": {name: round(100 * float((p == labels).double().mean()), 4) for name, p in predicted.items()},
-    }
+    labels, found = draw.new.labels, dict[str, float](row.get("accuracy", {}))
+    row = {"set": source.pool.name, "shots": shots, "draw": seed, "classes": draw.classes, "images": len(labels)} | row
+
+    def keep(name: str, predicted: Tensor) -> Tensor:
+        right = predicted == labels
+        found[name] = round(100 * float(right.double().mean()), 4)
+        return right
+
+    if "closed_form" not in found:
+        default = predict("closed_form", {}, draw)
+        confidence, classes = default.max(dim=-1)
+        row["ece"] = 100 * calibration_error(confidence.numpy(), keep("closed_form", classes).numpy())
+    for name in rivals_of(source, shots):
+        if name not in found:
+            settings = SETTINGS.get(name)
+            if settings is not None:
+                keep(name, predict(name, settings, draw).argmax(dim=-1))
+            else:
+                keep(name, predict_by_nearest_mean(draw) if name == "nearest mean" else predict_by_sklearn(name, draw))
+    return row | {"accuracy": found}
 
 
-def measure_sources(sources: Sequence[Source], workers: int, json: Path | None) -> list[dict[str, Any]]:
-    """All rows, sorted; written to `json` as they come."""
-    jobs = [(source, k, seed) for k in reversed(SHOTS) for source in sources for seed in range(DRAWS)]
+def measure_sources(
+    sources: Sequence[Source], workers: int, json: Path | None, done: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """All rows, sorted, with those that are done; written to `json` as they come."""
     order = {source.pool.name: n for n, source in enumerate(sources)}
-    rows: list[dict[str, Any]] = []
+    rows = {(row["set"], row["shots"], row["draw"]): row for row in done if row["set"] in order}
+    jobs = []
+    for seed, source, k in product(range(DRAWS), sources, SHOTS):
+        row = rows.get((source.pool.name, k, seed), {})
+        if {"closed_form", *rivals_of(source, k)} - {*row.get("accuracy", ())}:
+            jobs.append((source, k, seed, row))
+    # Those with hundreds of classes last: they take by far the longest.
+    jobs.sort(key=lambda job: bool(job[0].pool.labels.max() > MANY_CLASSES))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
-        for done in as_completed([processes.submit(measure, *job) for job in jobs]):
-            if (row := done.result()) is not None:
-                rows.append(row)
-                rows.sort(key=lambda row: (order[row["set"]], row["shots"], row["draw"]))
-                write_rows(json, rows)
-                click.echo(f"{len(rows)} of {len(jobs)}: {row['set']}, {row['shots']} shots", err=True)
-    return rows
+        for number, ended in enumerate(as_completed([processes.submit(measure, *job) for job in jobs]), 1):
+            if (new := ended.result()) is not None:
+                rows[new["set"], new["shots"], new["draw"]] = new
+                write_rows(json, _sort_rows(rows.values(), order))
+                click.echo(f"{number} of {len(jobs)}: {new['set']}, {new['shots']} shots", err=True)
+    return _sort_rows(rows.values(), order)
+
+
+def _sort_rows(rows: Iterable[dict[str, Any]], order: Mapping[str, int]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (order[row["set"]], row["shots"], row["draw"]))
 
 
 @dataclass(frozen=True)
@@ -207,7 +252,7 @@ class Cell:
 
     name: str
     shots: int
-    images: int
+    draws: int
     ours: float
     rival: str
     theirs: float
@@ -226,9 +271,11 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
         ours = means.pop("closed_form")
         rival = max(means, key=means.__getitem__)
         differences = [row["accuracy"]["closed_form"] - row["accuracy"][rival] for row in own]
-        half = T95 * statistics.stdev(differences) / len(own) ** 0.5 if len(own) == DRAWS else float("nan")
+        half = math.inf
+        if len(own) > 1:
+            half = t_quantile(0.975, len(own) - 1) * statistics.stdev(differences) / len(own) ** 0.5
         ece = statistics.mean(row["ece"] for row in own)
-        cells.append(Cell(name, shots, own[0]["images"], ours, rival, means[rival], half, ece))
+        cells.append(Cell(name, shots, len(own), ours, rival, means[rival], half, ece))
     return cells
 
 
@@ -242,11 +289,16 @@ def make_tables(rows: Sequence[Mapping[str, Any]]) -> str:
     def describe(cell: Cell | None) -> str:
         if cell is None:
             return ""
-        return f"{cell.ours:.1f} / {cell.theirs:.1f} ({cell.rival}), {cell.ours - cell.theirs:+.1f} ± {cell.half:.1f}"
+        lead = f"{cell.ours - cell.theirs:+.1f}" + (f" ± {cell.half:.1f}" if math.isfinite(cell.half) else "")
+        return f"{cell.ours:.1f} / {cell.theirs:.1f} ({cell.rival}), {lead}"
+
+    def count_draws(name: str) -> str:
+        least, most = (f(cell.draws for cell in cells if cell.name == name) for f in (min, max))
+        return str(most) if least == most else f"{least} to {most}"
 
     table = format_table(
-        ["features", *(f"{k} shots" if k > 1 else "1 shot" for k in shots)],
-        [[name, *(describe(at.get((name, k))) for k in shots)] for name in names],
+        ["features", "draws", *(f"{k} shots" if k > 1 else "1 shot" for k in shots)],
+        [[name, count_draws(name), *(describe(at.get((name, k))) for k in shots)] for name in names],
     )
     first = sum(cell.ours >= cell.theirs for cell in cells)
     near = sum(cell.ours >= cell.theirs - 0.5 for cell in cells)
@@ -267,7 +319,8 @@ def main() -> None:
     parser.add_argument("data", nargs="*", help="dataset folders, encoded by the embedded model")
     parser.add_argument("--features", type=Path, help="folder of precomputed features")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
-    parser.add_argument("--json", type=Path, help="write the figures here after every row")
+    parser.add_argument("--json", type=Path, help="write the figures here after every row, and keep those it has")
+    parser.add_argument("--again", action="append", default=[], metavar="METHOD", help="measure it again; repeatable")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
     parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
     chosen = parser.parse_args()
@@ -279,7 +332,11 @@ def main() -> None:
             Source(encode_dataset(place, session), *encode_texts(place, session), apart=True) for place in chosen.data
         ]
         sources += read_sources(chosen.features) if chosen.features else ()
-        rows = measure_sources(sources, chosen.workers, chosen.json)
+        done = read_rows(chosen.json) if chosen.json and chosen.json.exists() else []
+        for name in chosen.again:
+            for row in done:
+                row["accuracy"].pop(name, None)
+        rows = measure_sources(sources, chosen.workers, chosen.json, done)
     print_tables(make_tables(rows), SCRIPT, chosen.page)
 
 

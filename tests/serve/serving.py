@@ -12,18 +12,18 @@ from starlette.testclient import TestClient
 from dca.model.classifier import Classifier
 from dca.serve.options import ServeOptions
 from dca.serve.server import create_app
-from dca.serve.service import Service
+from dca.serve.service import ModelService
 
 ADDRESS = "http://127.0.0.1:8080"
 # Small limits, so that tests need no large files.
 OPTIONS = ServeOptions(token="", decoders=1, upload_bytes=300_000, pixels=1_000_000, decode_seconds=20)
 
 
-def service_of(folder: Path, options: ServeOptions = OPTIONS, tray: Path | None = None) -> Service:
-    return Service(folder, Classifier.from_pretrained(folder, device="cpu"), options, tray)
+def service_of(folder: Path, options: ServeOptions = OPTIONS, tray: Path | None = None) -> ModelService:
+    return ModelService(folder, Classifier.from_pretrained(folder, device="cpu"), options, tray)
 
 
-def client_of(service: Service) -> TestClient:
+def client_of(service: ModelService) -> TestClient:
     return TestClient(create_app(service), base_url=ADDRESS, headers={"X-DCA": "1"})
 
 
@@ -40,7 +40,7 @@ class Live:
     """A server in a thread, with a real socket."""
 
     port: int
-    service: Service
+    service: ModelService
 
     @property
     def address(self) -> str:

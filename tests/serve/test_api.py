@@ -19,7 +19,9 @@ from starlette.testclient import TestClient
 
 from dca.datasets.corrections import read_corrections
 from dca.model.classifier import Classifier
-from dca.serve.api import Api
+from dca.serve.projects_service import ProjectsService
+from dca.serve.server import api_routes
+from dca.training.session import Session
 from serve.serving import OPTIONS, client_of, picture, service_of
 
 SPEC = json.loads(files("dca.serve").joinpath("static", "openapi.json").read_text(encoding="utf-8"))
@@ -352,18 +354,13 @@ def resolved(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator({**schema, "components": SPEC["components"]})
 
 
-def test_every_route_is_described(client: TestClient):
-    api = {(route.path, method.lower()) for route in Api(service_stub()).routes() for method in route.methods or ()}
+def test_every_route_is_described(client: TestClient, folder: Path, tiny_folder: Path, tmp_path: Path):
+    one, many = service_of(folder), ProjectsService(tmp_path / "work", Session(device="cpu"), str(tiny_folder), OPTIONS)
+    routes = [*api_routes(one), *api_routes(many)]
+    api = {(route.path, method.lower()) for route in routes for method in route.methods or ()}
     described = {(path, method) for path, methods in SPEC["paths"].items() for method in methods}
     assert {pair for pair in api if pair[1] != "head"} == described
     assert client.get("/openapi.json").json() == SPEC
-
-
-def service_stub() -> Any:
-    class Stub:
-        workspace = options = metrics = None
-
-    return Stub()
 
 
 def test_answers_are_as_described(client: TestClient, images: list[Path]):

@@ -24,7 +24,8 @@ SOURCES = files("dca.serve")
 def test_every_code_is_described_and_used():
     spec = json.loads(SOURCES.joinpath("static", "openapi.json").read_text(encoding="utf-8"))
     assert spec["components"]["schemas"]["Error"]["properties"]["code"]["enum"] == list(STATUS)
-    code = "".join(path.read_text(encoding="utf-8") for path in Path(str(SOURCES)).glob("*.py"))
+    rooms = [Path(str(SOURCES)), Path(str(files("dca.projects")))]
+    code = "".join(path.read_text(encoding="utf-8") for room in rooms for path in room.glob("*.py"))
     unused = {name for name in STATUS if len(re.findall(f'"{name}"', code)) < 2}
     assert unused == set()
 

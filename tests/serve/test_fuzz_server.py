@@ -125,3 +125,20 @@ def test_any_bytes_on_the_socket_end_in_a_response_or_a_closed_connection(
     with no_tracebacks(caplog):
         fuzz(damaged(seeds), check, examples)
         check(seeds[0])
+
+
+@pytest.mark.parametrize("path", ["GET /", "GET /api/model", "POST /api/refit", "POST /api/predict"])
+def test_a_body_that_is_no_http_has_one_response(
+    path: str, live: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    port = live().port
+    head = f"{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-DCA: 1\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with no_tracebacks(caplog):
+        for parts in ([head + b"no chunk\r\n"], [head, b"no chunk\r\n"], [head + b"2\r\n{}\r\n", b"no chunk\r\n"]):
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                for part in parts:
+                    connection.sendall(part)
+                connection.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert answer.count(b"HTTP/1.1 ") == 1, answer
+            assert not answer.startswith(b"HTTP/1.1 5")

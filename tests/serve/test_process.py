@@ -244,8 +244,8 @@ def test_requests_pass_the_encoder_together(live: Start):
         data = picture(colour=20 * number)
         return httpx.post(f"{server.address}/api/predict", content=data, headers={"X-DCA": "1"}, timeout=60).status_code
 
-    see, wait = server.service._batcher._process, time.sleep
-    server.service._batcher._process = lambda pixels: (wait(0.3), see(pixels))[1]
+    see, wait = server.service.intake._batcher._process, time.sleep
+    server.service.intake._batcher._process = lambda pixels: (wait(0.3), see(pixels))[1]
     with ThreadPoolExecutor(12) as pool:
         assert set(pool.map(ask, range(12))) == {200}
     text = httpx.get(f"{server.address}/metrics").text

@@ -192,7 +192,7 @@ def test_decoders_that_are_killed_while_idle_cost_no_image(closed_form: Path):
     service = service_of(closed_form, replace(OPTIONS, decoders=2))
     with client_of(service) as client:
         for colour in range(3):
-            for process in list(service._decoders._all):
+            for process in list(service.intake._decoders._all):
                 process.kill()
             assert client.post("/api/predict", content=picture(colour=colour)).status_code == 200
 
@@ -228,7 +228,7 @@ def test_a_decoder_that_cannot_be_replaced_is_tried_again(
                 )
             else:
                 patch.setattr(decoding, "WORKER", "dca.no_such_module")
-            for process in list(service._decoders._all):
+            for process in list(service.intake._decoders._all):
                 process.kill()
             for colour in range(2):
                 told = client.post("/api/predict", content=picture(colour=colour))

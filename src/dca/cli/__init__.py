@@ -22,6 +22,7 @@ from dca.core.text import make_visible
 
 # name -> (module with an attribute `command`, or module:attribute; what it does)
 COMMANDS = {
+    "app": ("dca.cli.app", "Make a classifier in the browser, from an empty page."),
     "fit": ("dca.cli.fit", "Train a classifier on a folder of photos."),
     "eval": ("dca.cli.eval", "Measure a model on labelled images."),
     "predict": ("dca.cli.predict", "Predict the classes of images."),
@@ -64,6 +65,7 @@ def group(traceback: bool) -> None:
     """Teach CLIP new classes from a few images.
 
     \b
+    dca app                                  make a classifier in the browser
     dca demo                                 see it work on built-in images
     dca fit photos/ --shots 16               photos/cat/*.jpg  photos/dog/*.jpg ...
     dca check-labels photos/                 are photos in the wrong folder?

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dca.cli.common import VisibleFormatter, backbone_of_model, device_flags, print_lines
+from dca.cli.common import F, VisibleFormatter, backbone_of_model, device_flags, print_lines
 from dca.core.errors import UserError
 
 if TYPE_CHECKING:
-    from dca.model.classifier import Classifier
     from dca.serve.options import ServeOptions
 
 
@@ -25,45 +25,88 @@ class Millions(click.FloatRange):
         return round(super().convert(value, param, ctx) * 10**6)
 
 
-@click.command()
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="Port to listen on; 0 takes any free one.",
+def connection_options(function: F) -> F:
+    """Add the options for where a server listens and who may connect."""
+    for add in reversed(_CONNECTION_OPTIONS):
+        function = add(function)
+    return function
+
+
+def limit_options(function: F) -> F:
+    """Add the options for what a server answers and takes."""
+    for add in reversed(_LIMIT_OPTIONS):
+        function = add(function)
+    return function
+
+
+_CONNECTION_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all."),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=8080,
+        show_default=True,
+        help="Port to listen on; 0 takes any free one.",
+    ),
+    click.option(
+        "--name",
+        "names",
+        multiple=True,
+        metavar="HOST",
+        help="Another host name that clients use, such as that of a proxy; repeatable.",
+    ),
+    click.option(
+        "--no-token",
+        is_flag=True,
+        help="Let every user and program of this machine connect; refused with a --host for other machines.",
+    ),
 )
+_LIMIT_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--reject",
+        type=click.FloatRange(0, 1),
+        default=None,
+        metavar="P",
+        help="Say 'none of these' for images whose p-value is at most P: about a share P of good images, too.  "
+        "[default: 0.05, or the smallest up to 0.1 that the model can keep]",
+    ),
+    click.option(
+        "--max-upload",
+        "upload_bytes",
+        type=Millions(min=0.001),
+        default=20,
+        show_default=True,
+        metavar="N",
+        help="Largest image file in megabytes.",
+    ),
+    click.option(
+        "--max-pixels",
+        "pixels",
+        type=Millions(min=0.001),
+        default=50,
+        show_default=True,
+        metavar="N",
+        help="Largest image in million pixels.",
+    ),
+    click.option(
+        "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Largest batch of images to encode."
+    ),
+)
+open_flag = click.option(
+    "--open",
+    "open_page",
+    is_flag=True,
+    help="Open the page in the browser; its command line, which other users may see, then holds the token.",
+)
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@connection_options
 @click.option(
     "--tray", type=click.Path(path_type=Path), default=None, help="Folder of unlabelled images to label on the page."
 )
-@click.option(
-    "--reject",
-    type=click.FloatRange(0, 1),
-    default=None,
-    metavar="P",
-    help="Say 'none of these' for images whose p-value is at most P: about a share P of good images, too.  "
-    "[default: 0.05, or the smallest up to 0.1 that the model can keep]",
-)
-@click.option(
-    "--max-upload",
-    "upload_bytes",
-    type=Millions(min=0.001),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Largest image file in megabytes.",
-)
-@click.option(
-    "--max-pixels",
-    "pixels",
-    type=Millions(min=0.001),
-    default=50,
-    show_default=True,
-    metavar="N",
-    help="Largest image in million pixels.",
-)
+@limit_options
 @click.option(
     "--max-corrections",
     "corrections",
@@ -82,31 +125,11 @@ class Millions(click.FloatRange):
     metavar="N",
     help="Most megabytes of corrected images.",
 )
-@click.option(
-    "--batch", type=click.IntRange(min=1), default=32, show_default=True, help="Largest batch of images to encode."
-)
-@click.option(
-    "--name",
-    "names",
-    multiple=True,
-    metavar="HOST",
-    help="Another host name that clients use, such as that of a proxy; repeatable.",
-)
-@click.option(
-    "--no-token",
-    is_flag=True,
-    help="Let every user and program of this machine connect; refused with a --host for other machines.",
-)
-@click.option(
-    "--open",
-    "open_page",
-    is_flag=True,
-    help="Open the page in the browser; its command line, which other users may see, then holds the token.",
-)
+@open_flag
 @backbone_of_model
 @device_flags
 def command(
-    model: Path,
+    model: Path | None,
     tray: Path | None,
     open_page: bool,
     no_token: bool,
@@ -115,7 +138,7 @@ def command(
     precision: str,
     **options: Any,
 ) -> None:
-    """Serve MODEL as a page in the browser and as a JSON API.
+    """Serve MODEL as a page in the browser and as a JSON API; without MODEL, as `dca app`.
 
     Drop an image on the page to see its classes. Click the right class, or type a new one, and press
     Refit: the model learns it at once. Corrections are kept in MODEL/corrections/<class>/, and
@@ -131,38 +154,60 @@ def command(
     is printed (or the one in the environment variable DCA_TOKEN): the machine may have other users.
     There is no encryption: use a proxy with TLS in front on networks that you do not trust.
     """
+    if model is None:
+        if tray is not None:
+            raise UserError("a tray needs a model", hint="name the model, or drop the images on the page of dca app")
+        from dca.cli.app import run_app
+
+        shared: dict[str, Any] = {
+            "open_page": open_page,
+            "no_token": no_token,
+            "device": device,
+            "precision": precision,
+        }
+        return run_app(None, backbone or "auto", **shared, **options)
     from dca.serve import require_packages
 
     require_packages()
     from dca.model.classifier import Classifier
     from dca.model.rejection import require_rate
-    from dca.serve.options import TOKEN, ServeOptions, create_token
     from dca.serve.server import serve
+    from dca.serve.workspace import describe_model
 
     if tray is not None and not tray.is_dir():
         raise UserError(f"{tray}: no such folder", hint="give a folder of images to --tray")
-    shown = logging.StreamHandler()
-    shown.setFormatter(VisibleFormatter())
-    logging.basicConfig(handlers=[shown], level=logging.WARNING)
-    serve_options = ServeOptions(token="" if no_token else os.environ.get(TOKEN) or create_token(), **options)
+    start_logging()
+    serve_options = make_options(no_token=no_token, **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     require_rate(serve_options.reject, classifier.smallest_p_value)
 
     def on_ready(address: str) -> None:
-        print_address(address, model, classifier, serve_options)
+        print_lines(f"{model}: {describe_model(classifier)}")
+        print_access(address, serve_options)
+        print_lines(f"corrections go to {model / 'corrections'}")
         if open_page:
             click.launch(address)
 
     serve(model, classifier, serve_options, tray=tray, on_ready=on_ready)
 
 
-def print_address(address: str, model: Path, classifier: Classifier, options: ServeOptions) -> None:
-    """Print which model is served, where, and for whom."""
-    from dca.serve.workspace import describe_model
+def start_logging() -> None:
+    """Show warnings of the server."""
+    shown = logging.StreamHandler()
+    shown.setFormatter(VisibleFormatter())
+    logging.basicConfig(handlers=[shown], level=logging.WARNING)
 
+
+def make_options(*, no_token: bool, **options: Any) -> ServeOptions:
+    """The options of a server; the token is that of the environment, or a random one."""
+    from dca.serve.options import TOKEN, ServeOptions, create_token
+
+    return ServeOptions(token="" if no_token else os.environ.get(TOKEN) or create_token(), **options)
+
+
+def print_access(address: str, options: ServeOptions) -> None:
+    """Print where the page is, and for whom."""
     where = "this machine only; --host to change" if options.local else "also for other machines"
     token = "keep the token after # to yourself" if options.token else "no token: for all users of this machine"
-    print_lines(f"{model}: {describe_model(classifier)}")
     print_lines(f"{address}   Ctrl-C to stop")
     print_lines(f"({where}; {token})")
-    print_lines(f"corrections go to {model / 'corrections'}")

@@ -40,6 +40,8 @@ SPLIT_NAMES = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 LIST_SUFFIXES = (".csv", ".tsv", ".jsonl")
+# How the images are divided where they are not.
+ALL_TRAINING = "folders, all training"
 _METADATA = ("metadata.csv", "metadata.jsonl")
 ARCHIVE_SUFFIX = archive.SUFFIX
 _LAYOUT_HINT = "make one folder per class, e.g. {0}/cat/*.jpg and {0}/dog/*.jpg, or a CSV 'path,label'"
@@ -87,7 +89,7 @@ def load_folder(path: str | Path, *, for_evaluation: bool = False) -> Dataset:
     parts = split_folders(path, for_evaluation=for_evaluation)
     if not parts:
         images = {"train": _images_by_class(path, class_link_filter([path]))}
-        return _make_dataset(path, images, "folders, all training", for_evaluation)
+        return _make_dataset(path, images, ALL_TRAINING, for_evaluation)
     images = _list_evaluation_part(parts) if for_evaluation else _list_parts(path, parts)
     return _make_dataset(path, images, f"folders {', '.join(f.name for f in parts.values())}", for_evaluation)
 
@@ -104,6 +106,23 @@ def enter_folder(path: Path) -> Path:
     if any(is_named_image(Path(name)) or name.lower().endswith(LIST_SUFFIXES) for name in loose):
         return path
     return enter_folder(inner[0])
+
+
+def load_classes(path: Path, classes: Mapping[str, Sequence[Path]]) -> Dataset:
+    """The dataset of `load_folder`, of these images of a folder alone.
+
+    Args:
+        path: The folder.
+        classes: Images of each class, by the name of its folder.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        UserError: As `load_folder`.
+    """
+    images = {label: list(files) for label, files in classes.items()}
+    return _make_dataset(path, {"train": images}, ALL_TRAINING, for_evaluation=False)
 
 
 def split_folders(path: Path, *, for_evaluation: bool = False) -> dict[str, Path]:

@@ -78,6 +78,20 @@ def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
                 super().data_received(data)
                 self._update_phase()
 
+        def send_400_response(self, msg: str) -> None:
+            """Answer bytes that are no HTTP, unless a response is on its way already.
+
+            A request whose body turns out to be such bytes has its one response here: what works for it is told that
+            its client is gone.
+            """
+            if self.cycle is not None and not self.cycle.response_complete:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:
+                self.transport.close()
+
         def on_response_complete(self) -> None:
             super().on_response_complete()
             self._update_phase()

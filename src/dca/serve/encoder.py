@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dca.backbones.encoder import Encoder
 from dca.images.decode import StoredImage
 from dca.methods.base import Method
 from dca.training.pipeline import Source, encode_batches
@@ -38,20 +39,24 @@ class ImageFeatures:
     adapted: Tensor | None
 
 
-def encode_images(method: Method, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
-    """Encode decoded images, on a CPU one part of them per core; pixels: uint8 (3, S, S) or (values,) each."""
-    encoder = method.encoder
+def encode_images(encoder: Encoder, pixels: Sequence[Pixels], method: Method | None = None) -> list[ImageFeatures]:
+    """Encode decoded images, on a CPU one part of them per core; pixels: uint8 (3, S, S) or (values,) each.
+
+    method: one that may change the image tower; None for frozen features alone.
+    """
     parts = min(torch.get_num_threads(), len(pixels)) if encoder.device.type == "cpu" else 1
     sources = [Source(DECODED, torch.from_numpy(crop)) for crop in pixels]
-    batches = encode_batches(sources, partial(encode_batch, method), encoder, size=-(-len(pixels) // parts))
+    encode = partial(encode_batch, encoder, method)
+    batches = encode_batches(sources, encode, encoder, size=-(-len(pixels) // parts))
     return [features for batch in batches for features in batch.result or ()]
 
 
-def encode_batch(method: Method, pixels: Tensor) -> list[ImageFeatures]:
+def encode_batch(encoder: Encoder, method: Method | None, pixels: Tensor) -> list[ImageFeatures]:
     """Features of the images of one batch; pixels: (B, 3, S, S), normalised."""
-    frozen = method.encoder.encode_image(pixels)
+    frozen = encoder.encode_image(pixels)
+    changed = method is not None and not method.has_frozen_image_tower
     # Copies: a row of the batch would keep the whole batch in memory.
-    adapted = [None] * len(pixels) if method.has_frozen_image_tower else [row.clone() for row in method.encode(pixels)]
+    adapted = [row.clone() for row in method.encode(pixels)] if method and changed else [None] * len(pixels)
     return [ImageFeatures(row.clone(), own) for row, own in zip(frozen, adapted, strict=True)]
 
 

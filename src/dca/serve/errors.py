@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dca.core.errors import UserError
+from dca.projects.project import ProjectError
 
 # HTTP status of each code; `Error.code` in openapi.json lists the same codes.
 STATUS = {
@@ -15,14 +16,22 @@ STATUS = {
     "token-needed": 401,
     "other-site": 403,
     "header-missing": 403,
+    "class-unknown": 404,
     "image-unknown": 404,
+    "no-project": 404,
     "no-such-page": 404,
     "not-in-tray": 404,
+    "photo-unknown": 404,
     "method-not-allowed": 405,
     "body-slow": 408,
     "changed-meanwhile": 409,
+    "class-exists": 409,
     "no-corrections": 409,
+    "no-model": 409,
+    "nothing-to-redo": 409,
     "nothing-to-undo": 409,
+    "project-exists": 409,
+    "project-in-use": 409,
     "refit-impossible": 409,
     "refit-refused": 409,
     "refused": 409,
@@ -42,6 +51,7 @@ STATUS = {
     "no-decoder": 503,
     "corrections-full": 507,
     "not-stored": 507,
+    "project-full": 507,
 }
 # Seconds after which a client may ask again, for status 503.
 RETRY_SECONDS = 2
@@ -81,12 +91,14 @@ class RequestError(Exception):
 
         Args:
             error: The refusal.
-            code: What is wrong, unless a file cannot be written.
+            code: What is wrong, unless a file cannot be written or the error has a code of its own.
             hint: What a client can do; the error's own hint may name flags and arguments, which a client does not have.
         """
         if isinstance(error.__cause__, OSError):
             reason = error.__cause__.strerror or "input or output error"
             return cls("not-stored", f"the server cannot store this: {reason}", "free space there, then send it again")
+        if isinstance(error, ProjectError):
+            return cls(error.code, error.problem, str(error.hint or ""))
         return cls(code, error.problem, hint, details=error.details)
 
     @property

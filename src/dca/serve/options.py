@@ -53,6 +53,7 @@ class ServeOptions:
         corrections: Most corrected images.
         correction_bytes: Most bytes of their files.
         undo_steps: How many labels and refits can be undone.
+        project_photos: Most photos of a project.
     """
 
     host: str = "127.0.0.1"
@@ -82,6 +83,7 @@ class ServeOptions:
     corrections: int = 5000
     correction_bytes: int = 2000 * MEGABYTE
     undo_steps: int = 20
+    project_photos: int = 20_000
 
     def __post_init__(self) -> None:
         if not self.token and not self.local:

@@ -8,11 +8,12 @@ which this server never allows.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -32,17 +33,22 @@ from dca.core.files import exclusive_lock
 from dca.core.hints import choose_address
 from dca.model.classifier import Classifier
 from dca.serve.api import Api
+from dca.serve.bodies import BodyReader
 from dca.serve.connections import ADMITTED, create_protocol
 from dca.serve.errors import RETRY_SECONDS, RequestError
-from dca.serve.metrics import Counter
+from dca.serve.metrics import CONTENT_TYPE, Counter
 from dca.serve.options import ServeOptions, is_address, is_loopback
-from dca.serve.service import Service
+from dca.serve.project_api import ProjectApi
+from dca.serve.projects_service import ProjectsService
+from dca.serve.service import ModelService, Served, Service
+from dca.training.session import Session
 
 log = logging.getLogger(__name__)
 # Path of each static file -> (name in the package, content type).
+SCRIPTS = ("page", "server", "elements", "predict", "project", "photos", "files", "camera", "checks", "downloads")
 STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/openapi.json": ("openapi.json", "application/json"),
@@ -53,7 +59,7 @@ LARGEST_HEADER, SHUTDOWN_SECONDS = 16 * 1024, 3
 HEADER = "X-DCA"
 TOKEN_HINT = "send the header Authorization: Bearer TOKEN, with the token of the address that `dca serve` printed"
 # Paths that need no token: they tell nothing about the model.
-OPEN = frozenset({"/", "/page.js", "/page.css", "/icon.svg", "/openapi.json"})
+OPEN = frozenset(STATIC)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -65,7 +71,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Permissions-Policy": "camera=(self), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
 
@@ -91,8 +97,39 @@ def serve(
         UserError: If the address cannot be used, another process is changing the model folder, or its corrections or
             decoding processes are out of reach.
     """
-    with exclusive_lock(folder), open_socket(options) as listening:
-        service = Service(folder, model, options, tray)
+    with exclusive_lock(folder):
+        _run(ModelService(folder, model, options, tray), on_ready)
+
+
+def serve_projects(
+    workspace: Path,
+    session: Session,
+    backbone: str,
+    options: ServeOptions,
+    *,
+    precision: str = "auto",
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve the projects of a workspace until the process is interrupted.
+
+    Args:
+        workspace: The folder of the projects.
+        session: Loads the backbone.
+        backbone: Its name.
+        options: How they are served.
+        precision: "auto", "fp32" or "bf16".
+        on_ready: Called with the address of the page when the server listens.
+
+    Raises:
+        UserError: If the address cannot be used, or workspace, backbone or decoding processes are out of reach.
+    """
+    _run(ProjectsService(workspace, session, backbone, options, precision), on_ready)
+
+
+def _run(service: Served, on_ready: Callable[[str], None]) -> None:
+    """Run a server until the process is interrupted."""
+    options = service.options
+    with open_socket(options) as listening:
         create_server(service, lambda: on_ready(page_address(listening, options))).run(sockets=[listening])
     if service.failure is not None:
         raise service.failure
@@ -125,7 +162,7 @@ def page_address(listening: socket.socket, options: ServeOptions) -> str:
     return f"http://{host}:{listening.getsockname()[1]}/{token}"
 
 
-def create_server(service: Service, on_ready: Callable[[], None]) -> uvicorn.Server:
+def create_server(service: Served, on_ready: Callable[[], None]) -> uvicorn.Server:
     """Create the server of a service. on_ready: called when it listens."""
     options = service.options
     config = uvicorn.Config(
@@ -146,7 +183,7 @@ def create_server(service: Service, on_ready: Callable[[], None]) -> uvicorn.Ser
 class _Server(uvicorn.Server):
     """uvicorn's server with a callback when it listens."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Served, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._service, self._on_ready = service, on_ready
 
@@ -158,7 +195,7 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
 
-def create_app(service: Service) -> ASGIApp:
+def create_app(service: Served) -> ASGIApp:
     """Create the ASGI application of a service: page, API and guard."""
 
     @asynccontextmanager
@@ -173,7 +210,7 @@ def create_app(service: Service) -> ASGIApp:
             await service.stop()
 
     app = Starlette(
-        routes=[*Api(service).routes(), *map(_static_route, STATIC)],
+        routes=[*api_routes(service), *map(_static_route, STATIC)],
         exception_handlers={
             RequestError: _handle_request_error,
             HTTPException: _handle_http_error,
@@ -182,6 +219,42 @@ def create_app(service: Service) -> ASGIApp:
         lifespan=lifespan,
     )
     return Guard(app, service.options, service.metrics.requests)
+
+
+def api_routes(service: Served) -> list[Route]:
+    """The routes of the API: those of a model, or of a workspace and its projects."""
+    bodies, metrics = BodyReader(service.options), service.metrics
+
+    async def workspace(request: Request) -> Response:
+        """What this server has: one model, or projects."""
+        if not isinstance(service, ProjectsService):
+            return JSONResponse({"projects": None, "folder": ""})
+        names = await asyncio.to_thread(service.list_names)
+        return JSONResponse({"projects": names, "folder": str(service.workspace)})
+
+    async def render(request: Request) -> Response:
+        """Metrics for Prometheus."""
+        return Response(metrics.render(service.gauges()), media_type=CONTENT_TYPE)
+
+    if isinstance(service, ProjectsService):
+        own = ProjectApi(service, bodies, metrics).routes()
+    else:
+        assert isinstance(service, ModelService)
+        own = Api(_always(service), bodies, metrics).routes()
+    return [
+        *own,
+        Route("/api/workspace", workspace, methods=["GET"]),
+        Route("/metrics", render, methods=["GET"]),
+    ]
+
+
+def _always(service: Service) -> Callable[[Request], Awaitable[Service]]:
+    """Finds the same model for every request."""
+
+    async def find(request: Request) -> Service:
+        return service
+
+    return find
 
 
 def _static_route(path: str) -> Route:

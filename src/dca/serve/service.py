@@ -6,10 +6,10 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,21 +20,13 @@ from dca.core.errors import UserError
 from dca.datasets.corrections import Correction, read_corrections
 from dca.datasets.walk import list_images
 from dca.model.classifier import Classifier
-from dca.serve.decoder import DecoderPool
-from dca.serve.encoder import Batcher, ImageFeatures, Pixels, encode_images
+from dca.serve.encoder import ImageFeatures
 from dca.serve.errors import RequestError
+from dca.serve.intake import Intake, Predictor
 from dca.serve.metrics import Gauge, ServerMetrics
 from dca.serve.options import ServeOptions
-from dca.serve.workspace import (
-    AccuracyEstimate,
-    CorrectedImage,
-    ImagePool,
-    LoadedImage,
-    ServedModel,
-    ServedPrediction,
-    Workspace,
-    estimated_accuracy,
-)
+from dca.serve.predictions import AccuracyEstimate, ServedModel, ServedPrediction, estimated_accuracy
+from dca.serve.workspace import CorrectedImage, ImagePool, LoadedImage, Workspace
 
 log = logging.getLogger(__name__)
 # Seconds between two returns of freed memory to the system.
@@ -69,51 +61,91 @@ class RefitResult:
     after: RefitSide
 
 
-class Service:
-    """Everything behind the API.
-
-    Args:
-        folder: The model folder.
-        model: The model of the folder.
-        options: How it is served.
-        tray: A folder whose images are put into the tray.
+class Served(Protocol):
+    """What an application runs: a model, or the projects of a workspace.
 
     Attributes:
-        workspace: The model and its corrections.
-        images: The images in memory.
-        uploads: Limits how many images are decoded and encoded at a time.
+        options: How it is served.
         metrics: Counters of requests and batches.
         failure: Why it could not start; None if it did.
     """
 
-    def __init__(self, folder: Path, model: Classifier, options: ServeOptions, tray: Path | None = None) -> None:
-        self.options, self._tray_folder = options, tray
-        self.workspace = Workspace(folder, model, options)
-        self.images = ImagePool(options.recent_bytes, options.tray_bytes, options.tray_images)
-        self.uploads = asyncio.Semaphore(options.uploads)
-        self.metrics = ServerMetrics()
-        self.failure: UserError | None = None
-        self._decoders = DecoderPool(model.method_.encoder.preprocess, options)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dca-batch")
-        self._batcher = Batcher(self._predict_batch, options.batch, self._thread, self.metrics.batches.observe)
-        self._background: list[asyncio.Task[None]] = []
-        self._ranking: tuple[object, list[TrayImage]] = (None, [])
+    options: ServeOptions
+    metrics: ServerMetrics
+    failure: UserError | None
+
+    def gauges(self) -> list[Gauge]:
+        """Numbers for the metrics."""
 
     async def start(self) -> None:
-        """Start the decoding processes and load the corrections of the model folder."""
-        await asyncio.gather(self._decoders.start(), self._batcher.start())
-        await self.workspace.load_corrections(await self._load_corrections())
-        self._background.append(asyncio.create_task(_return_memory_periodically()))
-        if self._tray_folder is not None:
-            self._background.append(asyncio.create_task(self._fill_tray(self._tray_folder)))
+        """Start whatever answers requests."""
 
     async def stop(self) -> None:
         """End all processes and threads."""
-        for task in self._background:
-            task.cancel()
-        await self._batcher.stop()
-        await self._decoders.stop()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class LabelStore(Predictor, Protocol):
+    """Where labels go: the corrections of a model, or the photos of a project.
+
+    Attributes:
+        revision: Grows with every change, so that a page can tell whether it is up to date.
+    """
+
+    revision: int
+
+    @property
+    def corrections(self) -> Mapping[str, str]:
+        """Label of each labelled image, by hash."""
+
+    def corrected_image(self, sha256: str) -> CorrectedImage | None:
+        """The labelled image with this hash, where its features are at hand."""
+
+    def find_thumbnail(self, sha256: str) -> bytes | None:
+        """A small JPEG of a labelled or a training image."""
+
+    def resolve_label(self, label: Any) -> str:
+        """Return a client's label as that of a known class, or a new one; raises RequestError if it is none."""
+
+    async def keep_label(self, image: LoadedImage | CorrectedImage, label: str) -> str:
+        """Keep an image under a label, on disk; returns its path in the folder that is served."""
+
+    async def refit(self) -> float:
+        """Fit the model with all labels; returns the seconds it took."""
+
+    async def undo(self, revision: int | None = None) -> str:
+        """Take back the last change; returns what it was, in words."""
+
+    def state(self) -> StoreState:
+        """What a page shows."""
+
+
+class StoreState(Protocol):
+    """What a page shows of a `LabelStore`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+
+
+class Service:
+    """Everything behind the API of one model.
+
+    Args:
+        labels: The model, and where labels go.
+        intake: Decodes and encodes images.
+        options: How it is served.
+        metrics: Counters of requests and batches.
+
+    Attributes:
+        labels, options, metrics: As given.
+        images: The images in memory.
+        uploads: Limits how many images are decoded and encoded at a time.
+    """
+
+    def __init__(self, labels: LabelStore, intake: Intake, options: ServeOptions, metrics: ServerMetrics) -> None:
+        self.labels, self.options, self.metrics = labels, options, metrics
+        self.intake, self.uploads = intake, intake.uploads
+        self.images = ImagePool(options.recent_bytes, options.tray_bytes, options.tray_images)
+        self._ranking: tuple[object, list[TrayImage]] = (None, [])
 
     async def load_image(self, data: bytes, sha256: str, source: bytes | Path) -> tuple[LoadedImage, ServedPrediction]:
         """Decode and encode an image file and predict its class.
@@ -128,37 +160,37 @@ class Service:
         """
         known = self.images.get(sha256)
         if known is not None:
-            (prediction,) = await asyncio.to_thread(self.workspace.current.predict, [known.features])
-            return known, prediction
-        decoded = await self._decoders.decode(data)
-        features, prediction = await self._batcher.submit(decoded.pixels)
-        width, height = decoded.width, decoded.height
-        return LoadedImage(sha256, width, height, decoded.suffix, decoded.thumbnail, features, source), prediction
+            return known, (await asyncio.to_thread(self.predict, [known.features]))[0]
+        found, prediction = await self.intake.encode(data, self.labels)
+        size = found.width, found.height
+        return LoadedImage(sha256, *size, found.suffix, found.thumbnail, found.features, source), prediction
+
+    def predict(self, features: Sequence[ImageFeatures]) -> list[ServedPrediction]:
+        """Predict encoded images with the current model; without one, nothing is said of them."""
+        current = self.labels.current
+        return current.predict(features) if current is not None else [ServedPrediction.missing()] * len(features)
 
     def find_image(self, sha256: str) -> LoadedImage | CorrectedImage | None:
         """Return an image that is in memory or corrected, or None."""
-        return self.images.get(sha256) or self.workspace.corrected_image(sha256)
+        return self.images.get(sha256) or self.labels.corrected_image(sha256)
 
     def find_thumbnail(self, sha256: str) -> bytes | None:
         """Return a small JPEG of an image that is in memory, corrected or a training image, or None."""
         if (image := self.find_image(sha256)) is not None:
             return image.thumbnail
-        gallery = self.workspace.current.model.gallery()
-        if gallery is None or sha256 not in gallery.sha256:
-            return None
-        return gallery.jpegs[gallery.sha256.index(sha256)]
+        return self.labels.find_thumbnail(sha256)
 
     def unlabelled_images(self) -> list[LoadedImage]:
         """The images of the tray that have no corrected label."""
-        labelled = self.workspace.corrections
+        labelled = self.labels.corrections
         return [image for image in self.images.tray() if image.sha256 not in labelled]
 
     def rank_tray(self) -> list[TrayImage]:
         """Return the unlabelled images of the tray, the most useful to label first."""
-        current, images = self.workspace.current, self.unlabelled_images()
-        key = (id(current), tuple(image.sha256 for image in images))
+        images = self.unlabelled_images()
+        key = (id(self.labels.current), tuple(image.sha256 for image in images))
         if self._ranking[0] != key:
-            self._ranking = key, rank_images(images, current.predict([image.features for image in images]))
+            self._ranking = key, rank_images(images, self.predict([image.features for image in images]))
         return self._ranking[1]
 
     async def refit(self, viewed: LoadedImage | CorrectedImage | None) -> RefitResult:
@@ -170,38 +202,74 @@ class Service:
         Raises:
             RequestError: As `Workspace.refit`.
         """
-        before, unlabelled = self.workspace.current, self.unlabelled_images()
-        seconds = await self.workspace.refit()
-        after = self.workspace.current
+        before, unlabelled = self.labels.current, self.unlabelled_images()
         features = [image.features for image in unlabelled] + ([viewed.features] if viewed else [])
-        old, new = await asyncio.to_thread(lambda: (before.predict(features), after.predict(features)))
+        old = await asyncio.to_thread(self.predict, features)
+        seconds = await self.labels.refit()
+        after = self.labels.current
+        new = await asyncio.to_thread(self.predict, features)
         count = len(unlabelled)
         changed = sum(a.best != b.best for a, b in zip(old[:count], new[:count], strict=True))
 
-        def side(served: ServedModel, predictions: Sequence[ServedPrediction]) -> RefitSide:
-            return RefitSide(estimated_accuracy(served.model), predictions[-1] if viewed else None)
+        def side(served: ServedModel | None, predictions: Sequence[ServedPrediction]) -> RefitSide:
+            accuracy = estimated_accuracy(served.model) if served is not None else None
+            return RefitSide(accuracy, predictions[-1] if viewed else None)
 
         return RefitResult(seconds, changed, side(before, old), side(after, new))
 
-    def render_metrics(self) -> str:
-        """Render all metrics in the text format of Prometheus."""
-        workspace = self.workspace
-        return self.metrics.render(
-            [
-                Gauge("dca_model_revision", "Changes since the start.", workspace.revision),
-                Gauge("dca_refits", "Refits since the start.", workspace.refits),
-                Gauge("dca_corrections", "Corrections that are kept.", len(workspace.corrections)),
-                Gauge("dca_tray_images", "Unlabelled images in the tray.", len(self.unlabelled_images())),
-                Gauge("dca_decoders", "Decoding processes that are ready or at work.", self._decoders.count),
-                Gauge("dca_resident_bytes", "Memory of the server without its decoding processes.", resident_bytes()),
-            ]
-        )
+    def gauges(self) -> list[Gauge]:
+        """Numbers of this model for the metrics."""
+        return [
+            Gauge("dca_model_revision", "Changes since the start.", self.labels.revision),
+            Gauge("dca_tray_images", "Unlabelled images in the tray.", len(self.unlabelled_images())),
+        ]
 
-    def _predict_batch(self, pixels: Sequence[Pixels]) -> list[tuple[ImageFeatures, ServedPrediction]]:
-        """Encode images and predict their classes with the current model; pixels: uint8 (3, S, S) each."""
-        current = self.workspace.current
-        features = encode_images(current.model.method_, pixels)
-        return list(zip(features, current.predict(features), strict=True))
+
+class ModelService(Service):
+    """A finished model that is served, with its corrections.
+
+    Args:
+        folder: The model folder.
+        model: The model of the folder.
+        options: How it is served.
+        tray: A folder whose images are put into the tray.
+
+    Attributes:
+        workspace: The model and its corrections.
+        failure: Why it could not start; None if it did.
+    """
+
+    def __init__(self, folder: Path, model: Classifier, options: ServeOptions, tray: Path | None = None) -> None:
+        metrics = ServerMetrics()
+        self.workspace = Workspace(folder, model, options)
+        intake = Intake(model.method_.encoder, options, model.method_, metrics.batches.observe)
+        super().__init__(self.workspace, intake, options, metrics)
+        self.failure: UserError | None = None
+        self._tray_folder = tray
+        self._background: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start the decoding processes and load the corrections of the model folder."""
+        await self.intake.start()
+        await self.workspace.load_corrections(await self._load_corrections())
+        self._background.append(asyncio.create_task(return_memory_periodically()))
+        if self._tray_folder is not None:
+            self._background.append(asyncio.create_task(self._fill_tray(self._tray_folder)))
+
+    async def stop(self) -> None:
+        """End all processes and threads."""
+        for task in self._background:
+            task.cancel()
+        await self.intake.stop()
+
+    def gauges(self) -> list[Gauge]:
+        """Numbers of this model for the metrics."""
+        return [
+            *super().gauges(),
+            Gauge("dca_refits", "Refits since the start.", self.workspace.refits),
+            Gauge("dca_corrections", "Corrections that are kept.", len(self.workspace.corrections)),
+            *process_gauges(self.intake),
+        ]
 
     async def _load_corrections(self) -> list[CorrectedImage]:
         """Load the corrections in the model folder; those that cannot be read are logged and left alone."""
@@ -237,7 +305,15 @@ class Service:
                 log.warning("%s is left out of the tray: %s", path, error)
 
 
-async def _return_memory_periodically() -> None:
+def process_gauges(intake: Intake) -> list[Gauge]:
+    """Numbers of the whole process for the metrics."""
+    return [
+        Gauge("dca_decoders", "Decoding processes that are ready or at work.", intake.decoders),
+        Gauge("dca_resident_bytes", "Memory of the server without its decoding processes.", resident_bytes()),
+    ]
+
+
+async def return_memory_periodically() -> None:
     """Return freed memory to the system; images that stay between batches that go would make the process grow."""
     while True:
         await asyncio.sleep(MEMORY_RETURN_SECONDS)
@@ -255,8 +331,8 @@ def resident_bytes() -> int:
 
 def rank_images(images: Sequence[LoadedImage], predictions: Sequence[ServedPrediction]) -> list[TrayImage]:
     """Images with their predictions and doubt, the most useful to label first."""
-    if not images:
-        return []
+    if not images or not predictions[0].labels:
+        return [TrayImage(image, prediction, 0.0) for image, prediction in zip(images, predictions, strict=True)]
     doubt = margin_doubt(np.stack([prediction.probabilities for prediction in predictions]))
     frozen = torch.stack([image.features.frozen for image in images]).double().cpu()
     units = torch.nn.functional.normalize(frozen, dim=-1).numpy()

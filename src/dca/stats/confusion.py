@@ -52,3 +52,17 @@ def select_classes(order: Sequence[int], pairs: Sequence[tuple[int, int, int]], 
     ranked = dict.fromkeys([c for a, b, _ in pairs for c in (a, b)] + list(order))
     kept = set(list(ranked)[:most])
     return [c for c in order if c in kept]
+
+
+def order_by_need(counts: NDArray[np.int64]) -> list[int]:
+    """Classes with errors, by the share of images that they lose or take from others; counts: (C, C).
+
+    Half an image is added to the errors and one to the images, so that a single image does not decide.
+
+    >>> order_by_need(np.array([[9, 1, 0], [4, 1, 0], [0, 0, 7]]))
+    [1, 0]
+    """
+    missed = counts.sum(axis=1) - counts.diagonal()
+    taken = counts.sum(axis=0) - counts.diagonal()
+    need = (missed + 0.5 * taken + 0.5) / (counts.sum(axis=1) + 1)
+    return [int(c) for c in np.argsort(-need, kind="stable") if missed[c] + taken[c] > 0]

@@ -178,6 +178,19 @@ class Session:
         other.progress = progress
         return other
 
+    def with_store(self, store: Features) -> Self:
+        """The same session with other stored features.
+
+        Args:
+            store: Where features of the frozen backbone are kept.
+
+        Returns:
+            A session that shares everything else with this one.
+        """
+        other = copy.copy(self)
+        other.store = store
+        return other
+
     def for_dataset(self, public: str, rules: Rules) -> Self:
         """The same session for the images of one dataset, with or without their EXIF rotation.
 
@@ -512,15 +525,17 @@ class Session:
             images: N images.
 
         Returns:
-            N files; those of images that `read` has read are in memory.
+            N files; those of images that were read are in memory, and a stored image has its own.
 
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
         contents = self.content_keys(images)
-        missing = {c: image for c, image in zip(contents, images, strict=True) if c not in self._previews}
-        made = dict(zip(missing, decode_all(list(missing.values()), encode_jpeg), strict=True))
-        return [self._previews.get(content) or made[content] for content in contents]
+        made = {c: image.thumbnail for c, image in zip(contents, images, strict=True) if isinstance(image, StoredImage)}
+        known = self._previews | made
+        missing = {c: image for c, image in zip(contents, images, strict=True) if c not in known}
+        known |= zip(missing, decode_all(list(missing.values()), encode_jpeg), strict=True)
+        return [known[content] for content in contents]
 
     def unreadable_images(
         self, encoder: Encoder, images: Sequence[ImageLike], *, summaries: bool = False

@@ -169,18 +169,27 @@ class _ScaleProblems:
 
 def newton_steps(s: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
     """The minima of gradient·δ + ½ δᵀ hessian δ over s + δ >= 0; s, gradient (B, E), hessian (B, E, E)."""
-    E = s.shape[1]
     # Where all probabilities are 0 or 1 the Hessian is 0: the damping must not be.
     size = hessian.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp_min(1e-6)
-    damped = hessian + 1e-9 * size[:, None, None] * torch.eye(E, dtype=s.dtype, device=s.device)
+    damped = hessian + 1e-9 * size[:, None, None] * torch.eye(s.shape[1], dtype=s.dtype, device=s.device)
+    best: Tensor = torch.linalg.solve(damped, -gradient)
+    outside = (s + best < -1e-12).any(dim=-1)
+    if outside.any():
+        best[outside] = _bounded_steps(s[outside], gradient[outside], damped[outside])
+    return best
+
+
+def _bounded_steps(s: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
+    """The minima of problems some of whose s + δ are 0 at it: the best of those with each set of zeros."""
+    E = s.shape[1]
     best, lowest = -s, s.new_full((len(s),), torch.inf)
-    for free in product((True, False), repeat=E):
+    for free in list(product((True, False), repeat=E))[1:]:
         on = torch.tensor(free, device=s.device)
         step = torch.where(on, 0.0, -s)
         if on.any():
-            right = -(gradient + torch.einsum("bef,bf->be", damped, step))[:, on]
-            step[:, on] = torch.linalg.solve(damped[:, on][:, :, on], right)
-        value = (gradient * step).sum(dim=-1) + torch.einsum("be,bef,bf->b", step, damped, step) / 2
+            right = -(gradient + torch.einsum("bef,bf->be", hessian, step))[:, on]
+            step[:, on] = torch.linalg.solve(hessian[:, on][:, :, on], right)
+        value = (gradient * step).sum(dim=-1) + torch.einsum("be,bef,bf->b", step, hessian, step) / 2
         lower = (s + step >= -1e-12).all(dim=-1) & (value < lowest)
         best, lowest = torch.where(lower[:, None], step, best), torch.where(lower, value, lowest)
     return best

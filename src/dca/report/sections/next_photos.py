@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from dca.report.page import Section
 from dca.report.reported_model import ReportedModel, UnseenPredictions
+from dca.stats.confusion import order_by_need
 
 MOST, EXAMPLES, SIDE = 6, 3, 88
 
@@ -22,23 +21,9 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     if predictions.right.all():
         return f"All answers for {predictions.basis} are right, so no class needs photos more than another."
     have = Counter(str(reported.model.classes_[image.label]) for image in reported.model.training_images_)
-    rows = [
-        _describe_class(reported, predictions, c, have) for c in rank_by_need(predictions, len(reported.labels))[:MOST]
-    ]
+    needed = order_by_need(predictions.confusion(len(reported.labels)))[:MOST]
+    rows = [_describe_class(reported, predictions, c, have) for c in needed]
     return {"rows": rows, "basis": predictions.basis, "model": reported.name}
-
-
-def rank_by_need(predictions: UnseenPredictions, classes: int) -> list[int]:
-    """Classes with errors, by the share of images that they lose or take from others.
-
-    Half an image is added to the errors and one to the images, so that a single image does not decide.
-    """
-    counts = predictions.confusion(classes)
-    missed = counts.sum(axis=1) - counts.diagonal()
-    taken = counts.sum(axis=0) - counts.diagonal()
-    images = counts.sum(axis=1)
-    need = (missed + 0.5 * taken + 0.5) / (images + 1)
-    return [int(c) for c in np.argsort(-need, kind="stable") if missed[c] + taken[c] > 0]
 
 
 def _describe_class(
