@@ -31,6 +31,8 @@ from dca.core.errors import UserError
 if TYPE_CHECKING:
     from PIL import Image
 
+    from dca.images.decode import Crop
+
 
 @dataclass(frozen=True)
 class PoolPreprocess:
@@ -52,7 +54,7 @@ class PoolPreprocess:
         return sum(part.values for part in self.parts)
 
     @property
-    def crops(self) -> tuple[tuple[int, int | None, int], ...]:
+    def crops(self) -> tuple[Crop, ...]:
         """Those of all parts."""
         return tuple(crop for part in self.parts for crop in part.crops)
 
