@@ -98,7 +98,7 @@ def examine_installation() -> Installation:
         platform=platform.platform(),
         packages={name: installed_version(name) for name in PACKAGES},
         torch_build=f"cuda {torch.version.cuda}" if torch.version.cuda else "cpu",
-        device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         threads=torch.get_num_threads(),
         precision=str(compute_dtype(device, "auto")).removeprefix("torch."),
         feature_precision=str(feature_dtype(device, "auto")).removeprefix("torch."),

@@ -93,7 +93,8 @@ def check_method(kind: type[Method], abilities: Sequence[frozenset[Ability]]) ->
         return Compatibility(kind.name, runs=False, missing=sorted(kind.needs - abilities[0]))
     if any(kind.needs_with(defaults) <= own for own in fitting):
         return Compatibility(kind.name, runs=True)
-    allowed: Any = core_options.choices(kind.Options)
+    options: Any = kind.Options
+    allowed = core_options.choices(options)
     others = [
         f"{field.name}={value}"
         for field in dataclasses.fields(defaults)
