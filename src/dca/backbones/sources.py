@@ -51,7 +51,7 @@ HUB_IDS = {
     "siglip-so400m-14": "google/siglip-so400m-patch14-384",
     "siglip2-b-16": "google/siglip2-base-patch16-224",
     "siglip2-l-16": "google/siglip2-large-patch16-256",
-    "siglip2-so400m-14": "google/siglip2-so400m-patch14-384",
+    "siglip2-so400m-14": "google/siglip2-so400m-patch14-224",
     **{name: model.repository for name, model in OPENAI_MODELS.items()},
 }
 # Libraries that run what this package does not, as the first part of a name; and short names for some of theirs.
