@@ -12,6 +12,7 @@ from dca.datasets import catalog
 from dca.methods.base import Method
 from dca.methods.dca import PAPER_TABLE
 from dca.methods.registry import all_methods, get_method
+from dca.study.published_numbers import published_numbers
 from dca.study.selection import RULE
 from dca.study.specification import list_shipped, load_specification
 
@@ -27,6 +28,8 @@ SIZES = {
     "paper/alpha-beta": (10 * 2 * 3, 10 * 2 * 3),
     "paper/gamma": (7 * 7 * 2 * 2 * 3, 2 * 3),
     "paper/seeds": (2 * 11 * 5 * 3, 2 * 11 * 5 * 3),
+    "adapters/tip-adapter": (11 + 2 * 11 * 5 * 3, 11 + 2 * 11 * 5 * 3),
+    "adapters/gda": (11 + 11 * 5 * 3, 11 + 11 * 5 * 3),
     "base-to-new": (11 + 12 * 11 * 3, 11 + 12 * 11 * 3),
     "cross-dataset": (1 + 8 * 3, 1 + 8 * 3),
     "selection": (97 * 3 * 2, 94 * 3 * 2),
@@ -50,11 +53,21 @@ def test_a_specification_has_its_cells(name: str):
 def test_a_published_experiment_is_as_published(name: str):
     for spec in {cell.experiment for cell in load_specification(name).cells}:
         assert all(catalog.find(data) is not None for data in (spec.data, *spec.targets))
-        assert (spec.backbone, spec.rules) == ("vit-b-16", "paper")
+        assert (spec.backbone, spec.rules) == ("RN50" if name.startswith("adapters/") else "vit-b-16", "paper")
         assert spec.seed in SEEDS
         assert spec.shots in SHOTS
         if spec.protocol in ("base-to-new", "cross-dataset", "domain-shift"):
             assert spec.kind.retarget is not Method.retarget, spec.method
+
+
+def test_every_row_on_rn50_that_we_have_the_method_of_is_run_by_a_specification():
+    cells = [cell for name in SIZES if name.startswith("adapters/") for cell in load_specification(name).cells]
+    run = {(cell.experiment.method, cell.experiment.shots, cell.experiment.backbone) for cell in cells}
+    rows = [number for number in published_numbers() if number.backbone == "RN50" and number.method]
+    assert len({row.method for row in rows}) == 4
+    for row in rows:
+        # A row of zero-shot CLIP has no shots.
+        assert (row.method, row.shots or 1, row.backbone) in run, row
 
 
 def test_the_selection_has_one_budget_for_all_methods_and_opens_no_test_image():

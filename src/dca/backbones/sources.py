@@ -43,6 +43,9 @@ HUB_IDS = {
     "laion-vit-b-32": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
     "laion-vit-l-14": "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
     "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    "siglip-b-16": "google/siglip-base-patch16-224",
+    "siglip2-b-16": "google/siglip2-base-patch16-224",
+    "siglip2-so400m-14": "google/siglip2-so400m-patch14-224",
     **{name: model.repository for name, model in OPENAI_MODELS.items()},
 }
 # Libraries that run what this package does not, as the first part of a name; and short names for some of theirs.

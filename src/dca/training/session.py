@@ -485,7 +485,7 @@ class Session:
 
         Args:
             encoder: The backbone.
-            images: N images.
+            images: N images; a list, also of one.
             views: 0 for the evaluation view; otherwise that many augmented views of each image.
             mirrored: Flip the evaluation view left to right.
             crop_low: Smallest share of the image in an augmented view.
@@ -497,6 +497,10 @@ class Session:
         Raises:
             UserError: If images cannot be read; it names all of them.
         """
+        if not isinstance(encoder, Encoder):
+            raise UserError(f"{encoder!r} is no loaded encoder", hint="session.load_backbone(name) loads one")
+        if isinstance(images, str | bytes | os.PathLike):
+            raise UserError(f"{images!r} is one image, and a list is expected", hint="give [image]")
         wanted = features.Views(range(views) if views else None, mirrored, crop_low)
         contents, count = self.content_keys(images), stage_progress(self.progress, stage)
         rows = [
