@@ -70,7 +70,8 @@ AUDIT := build/audit
 audit: $(STAMP)
 	test -x $(AUDIT)/bin/bandit || ($(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install -q 'bandit[toml]' pip-audit)
 	$(AUDIT)/bin/bandit -q -c pyproject.toml -r src
-	$(AUDIT)/bin/pip-audit --no-deps --disable-pip -r .ci/build-requirements.txt -r .ci/constraints.txt
+	$(AUDIT)/bin/pip-audit --no-deps --disable-pip -r .ci/constraints.txt
+	$(AUDIT)/bin/pip-audit --require-hashes --disable-pip -r .ci/build-requirements.txt
 
 lint: setup
 	$(BIN)/ruff check $(CODE)

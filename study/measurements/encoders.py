@@ -187,7 +187,8 @@ ONE_SHOT_TITLES = {"0": "Lite0 alone", "alone": "mini alone", "rule": "the rule"
 
 def mean_of(rows: Sequence[Mapping[str, Any]], key: str, **facts: Any) -> float:
     """Mean of a figure over the rows with these facts."""
-    return statistics.mean(row[key] for row in rows if all(row.get(name) == value for name, value in facts.items()))
+    own = [float(row[key]) for row in rows if all(row.get(name) == value for name, value in facts.items())]
+    return statistics.mean(own)
 
 
 def make_tables(rows: Sequence[Mapping[str, Any]]) -> str:

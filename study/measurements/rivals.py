@@ -13,8 +13,8 @@ validation part, SUN397 from its training rows, Food101 divides its training row
 
 A draw takes as many images per class as it has shots. The default sees nothing else. Methods that select on validation
 images get up to four more per class, where there are any. Every method has its default options with one view; the ridge
-of `ridge` is chosen by leave-one-out, the shrinkage of `lda` is Ledoit's and Wolf's. Means over five draws; intervals
-are those of Student's t over draws.
+of `ridge` is chosen by leave-one-out, the shrinkage of `lda` is Ledoit's and Wolf's. Means over five draws, or those
+that FILE has; intervals are those of Student's t over draws.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Cell:
 
     name: str
     shots: int
-    images: int
+    draws: int
     ours: float
     rival: str
     theirs: float
@@ -275,7 +275,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[Cell]:
         if len(own) > 1:
             half = t_quantile(0.975, len(own) - 1) * statistics.stdev(differences) / len(own) ** 0.5
         ece = statistics.mean(row["ece"] for row in own)
-        cells.append(Cell(name, shots, own[0]["images"], ours, rival, means[rival], half, ece))
+        cells.append(Cell(name, shots, len(own), ours, rival, means[rival], half, ece))
     return cells
 
 
@@ -292,9 +292,13 @@ def make_tables(rows: Sequence[Mapping[str, Any]]) -> str:
         lead = f"{cell.ours - cell.theirs:+.1f}" + (f" ± {cell.half:.1f}" if math.isfinite(cell.half) else "")
         return f"{cell.ours:.1f} / {cell.theirs:.1f} ({cell.rival}), {lead}"
 
+    def count_draws(name: str) -> str:
+        least, most = (f(cell.draws for cell in cells if cell.name == name) for f in (min, max))
+        return str(most) if least == most else f"{least} to {most}"
+
     table = format_table(
-        ["features", *(f"{k} shots" if k > 1 else "1 shot" for k in shots)],
-        [[name, *(describe(at.get((name, k))) for k in shots)] for name in names],
+        ["features", "draws", *(f"{k} shots" if k > 1 else "1 shot" for k in shots)],
+        [[name, count_draws(name), *(describe(at.get((name, k))) for k in shots)] for name in names],
     )
     first = sum(cell.ours >= cell.theirs for cell in cells)
     near = sum(cell.ours >= cell.theirs - 0.5 for cell in cells)

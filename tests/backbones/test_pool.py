@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from conftest import make_clip
 from dca import CLIP, Session, UserError
 from dca.backbones.encoder import Ability
 from dca.backbones.loading import VARIABLE, default_backbone, load_encoder, split_names
@@ -55,6 +56,20 @@ def test_zero_shot_is_that_of_the_member_that_knows_texts(pool: Pool, clip: CLIP
     alone, both = (ZeroShot.for_problem(encoder, problem) for encoder in (clip, pool))
     expected = alone.classify(alone.encode(clip.preprocess(images)))
     assert torch.allclose(both.classify(both.encode(pool.preprocess(images))), expected, atol=1e-5)
+
+
+def test_zero_shot_of_several_that_know_texts_is_their_mean(clip: CLIP) -> None:
+    tiny = make_clip(seed=1)
+    pool = Pool([clip, ColourEncoder(), tiny])
+    problem, images = Problem(names=("cat", "dog", "zebra"), shots=1), draw_images()
+    found = ZeroShot.for_problem(pool, problem)
+    logits = found.classify(found.encode(pool.preprocess(images))).log()
+    expected = torch.zeros(len(images), 3)
+    for member in (clip, tiny):
+        texts = F.normalize(member.encode_text([f"a photo of a {name}." for name in problem.names]), dim=-1)
+        expected += pool.tau / (3 / 2) ** 0.5 / 2 * F.normalize(member.encode_image(images), dim=-1) @ texts.T
+    assert pool.tau == pytest.approx((clip.tau + tiny.tau) / 2 * 1.5**0.5)
+    assert torch.allclose(logits, expected.log_softmax(dim=-1), atol=1e-4)
 
 
 def test_members_are_stored_each_for_itself(pool: Pool, sample: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

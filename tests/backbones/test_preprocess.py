@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image, ImageOps
 
 from dca.backbones.preprocess import Preprocess
 from dca.core.errors import UserError
+from dca.export.predict import crop_image
 from dca.images.decode import open_image, to_rgb
 
 HF = {
@@ -114,7 +116,7 @@ def test_unusable_preprocessing_is_an_error_not_a_default(change: dict[str, obje
 def test_open_clip_form_is_read() -> None:
     raw = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "resize_mode": "shortest"}
     assert Preprocess.from_open_clip(raw, 48) == Preprocess(
-        size=48, resize=48, resample=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+        size=48, resize=48, resample=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), even=True
     )
     with pytest.raises(UserError, match="preprocess_cfg"):
         Preprocess.from_open_clip({}, 48)
@@ -179,3 +181,18 @@ def test_converting_leaves_the_image_given_unchanged() -> None:
     before = image.tobytes()
     assert to_rgb(image).size == (30, 40)
     assert (image.size, image.tobytes()) == ((40, 30), before)
+
+
+@pytest.mark.parametrize("size", [(57, 40), (40, 57), (59, 40), (40, 61), (63, 40), (40, 40), (201, 40)])
+@pytest.mark.parametrize("crop", [32, 39, 40])
+def test_odd_margins_are_torchvision_s_where_a_checkpoint_is_of_its_users(size: tuple[int, int], crop: int) -> None:
+    transforms = pytest.importorskip("torchvision.transforms", reason="needs torchvision")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8))
+    steps = [transforms.Resize(40, transforms.InterpolationMode.BICUBIC), transforms.CenterCrop(crop)]
+    expected = np.asarray(transforms.Compose(steps)(image)).transpose(2, 0, 1)
+    preprocess = replace(Preprocess.of_openai(crop), resize=40)
+    assert np.array_equal(preprocess.crop(image), expected)
+    values = preprocess.to_dict()
+    assert np.array_equal(crop_image(image, values), expected.transpose(1, 2, 0))
+    assert values["even"]
+    assert "even" not in replace(preprocess, even=False).to_dict()

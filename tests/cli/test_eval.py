@@ -22,7 +22,11 @@ def test_eval_prints_exactly_the_promised_keys(dca: Any, fitted: Path, photos: P
     assert said.code == 0
     assert said.err == ""
     report = json.loads(said.out)
-    assert set(report) == {"accuracy", "mean_over_classes", "n", "classes", "per_class", "ece", "seen_in_training"}
+    figures = {"accuracy", "mean_over_classes", "n", "classes", "per_class", "mean_scores", "scores", "ece"}
+    assert set(report) == {*figures, "seen_in_training"}
+    assert list(report["mean_scores"]) == ["precision", "recall", "f1", "roc_auc"]
+    assert report["mean_scores"]["recall"] == pytest.approx(report["mean_over_classes"])
+    assert {label: scores["recall"] for label, scores in report["scores"].items()} == report["per_class"]
     assert report["n"] == 30, "the test part only"
     assert type(report["accuracy"]) is float
     assert 0 <= report["accuracy"] <= 1
@@ -55,7 +59,9 @@ def test_eval_keeps_its_columns_for_wide_names(dca: Any, tiny_folder: Path, tmp_
     options = ("--backbone", tiny_folder, "-o", tmp_path / "m.dca")
     assert dca("fit", tmp_path / "zoo", *options).code == 0
     table = dca("eval", tmp_path / "m.dca", tmp_path / "zoo").out.splitlines()[1:]
-    assert len(table) == 2
+    assert len(table) == 4
+    assert table[0].split() == ["class", "recall", "precision", "F1", "ROC", "AUC"]
+    assert table[-1].split()[0] == "mean"
     assert len({cell_len(line) for line in table}) == 1
 
 

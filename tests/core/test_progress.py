@@ -47,7 +47,9 @@ def test_nothing_is_shown_for_a_few_steps_and_lines_in_a_script():
         assert told is not progress.silent
 
 
-def test_a_notebook_gets_one_line_per_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_notebook_gets_one_line_that_is_gone_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     class Shell:
         kernel = object()
 
@@ -65,7 +67,7 @@ def test_a_notebook_gets_one_line_per_stage(monkeypatch: pytest.MonkeyPatch, cap
         told("testing", 10, 10, "94 %")
     out, err = capsys.readouterr()
     assert err == ""
-    assert out == "\rfeatures 1/100\rfeatures 100/100\n\rtesting 0/10\rtesting 10/10  94 %\n"
+    assert out == (f"\rfeatures 1/100\rfeatures 100/100\r{'testing 0/10':<16}\r{'testing 10/10  94 %':<16}\r{'':<19}\r")
 
 
 @pytest.mark.parametrize("colourless", [True, False])

@@ -42,6 +42,7 @@ SIZES = [(64, 64), (64, 48), (48, 96), (333, 200), (20, 31), (1, 1), (100, 70), 
 # Pillow resizes these vertically first since version 13.
 TALL = [(48, 97), (40, 100), (7, 300), (58, 113)]
 WAYS = [{"size": 32, "resize": resize, "resample": n} for n in page.FILTERS for resize in (32, 45)]
+WAYS += [{"size": 32, "resize": 45, "resample": 3, "even": True}]
 SQUEEZED = [{"size": 32, "resize": None, "resample": n} for n in page.FILTERS]
 
 

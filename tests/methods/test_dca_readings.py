@@ -82,7 +82,7 @@ def test_a_reading_decides_centre_and_reductions(reading: Reading, expected: tup
 
 def test_every_open_point_is_what_a_fit_takes() -> None:
     assert get_args(Reading) == READINGS
-    assert set(reading_options("own")) == {"center", "intra_reduction", "separation_reduction"}
+    assert set(reading_options("own")) == {"center", "contexts", "intra_reduction", "separation_reduction"}
     for reading in READINGS:
         chosen = DCA.resolve(DCAOptions(reading=reading), PROBLEM)
         for point in OPEN_POINTS:

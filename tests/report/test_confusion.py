@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dca.report.sections.confusion import MOST, cluster_classes, count_confusions, select_classes
-from dca.stats.confusion import order_by_error
+from dca.report.sections.confusion import MOST, cluster_classes
+from dca.stats.confusion import count_confusions, order_by_error, select_classes
 
 
 def counts(size: int, **cells: int) -> np.ndarray:
@@ -31,11 +31,11 @@ def test_pairs_are_counted_once_in_order() -> None:
 def test_many_classes_are_cut_to_those_that_are_confused() -> None:
     table = counts(40, c30_7=4, c8_31=3, c5_6=9)
     order = order_by_error(table)
-    shown = select_classes(order, count_confusions(table))
+    shown = select_classes(order, count_confusions(table), MOST)
     assert len(shown) == MOST
     assert {30, 7, 8, 31, 5, 6} <= set(shown)
     assert shown == [c for c in order if c in shown]
-    assert select_classes(order[:5], count_confusions(table)) == order[:5]
+    assert select_classes(order[:5], count_confusions(table), MOST) == order[:5]
 
 
 def test_confused_classes_stand_together() -> None:

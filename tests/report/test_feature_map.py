@@ -14,6 +14,7 @@ from dca.report.sections.feature_map import (
     find_main_directions,
     find_pair_plane,
     make_ellipse,
+    project_left_out,
 )
 
 
@@ -61,7 +62,8 @@ def test_everything_is_drawn_inside_the_frame() -> None:
     import re
 
     found = cloud()
-    picture = str(draw_plane(found, find_pair_plane(found, 0, 1), [0, 1], "map"))
+    plane = find_pair_plane(found, 0, 1)
+    picture = str(draw_plane(found, plane, [0, 1], project_left_out(found, plane, 0, 1), "map"))
     for pair in re.findall(r'points="([^"]+)"', picture):
         for point in pair.split():
             x, y = map(float, point.split(","))
@@ -83,3 +85,25 @@ def test_the_most_confused_classes_are_taken(tested: ReportedModel) -> None:
 
 def cloud_of_ten() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(30, 4).double(), torch.arange(10).repeat(3), torch.randn(1, 10, 4).double()
+
+
+def test_classes_that_are_the_same_overlap_in_their_plane() -> None:
+    """Eight images in many dimensions: means that they make themselves separate them, those of the others do not."""
+    rng = torch.Generator().manual_seed(3)
+    images = torch.randn(16, 200, dtype=torch.float64, generator=rng)
+    classes = torch.arange(2).repeat_interleave(8)
+    found = CentredFeatures(images, classes, images[:2][None], ["a", "b"])
+    plane = find_pair_plane(found, 0, 1)
+    plain, left_out = images @ plane.T, project_left_out(found, plane, 0, 1)
+    assert plain[:8, 0].min() > plain[8:, 0].max(), "it looks as if they were separate"
+    right = (left_out[:8, 0] > left_out[:8, 0].new_zeros(()) + left_out[:, 0].mean()).double().mean()
+    assert right < 0.8
+    for i in (0, 11):
+        own, other = classes == classes[i], classes != classes[i]
+        rest = own & (torch.arange(16) != i)
+        means = images[rest].mean(dim=0), images[other].mean(dim=0)
+        step = torch.nn.functional.normalize((means[0] - means[1]) * (1 if i < 8 else -1), dim=0)
+        middle = (images[:8].mean(dim=0) + images[8:].mean(dim=0)) / 2
+        expected = (images[i] - (means[0] + means[1]) / 2) @ step + middle @ plane[0]
+        assert float(left_out[i, 0]) == pytest.approx(float(expected))
+    assert torch.equal(left_out[:, 1], plain[:, 1])

@@ -29,6 +29,7 @@ from dca.report.sections import (
 )
 from dca.report.sections import headline as probe
 from dca.report.sections.headline import evaluate_linear_probe
+from dca.training.evaluate import evaluate_predictions
 from report.html_structure import structure
 
 MOST_BYTES = 3_000_000
@@ -242,7 +243,7 @@ def test_a_page_of_a_hundred_classes_stays_small(tested: ReportedModel) -> None:
         rng.integers(0, 100, n), ("a/b.png",) * n, tuple(found.images[k % 30] for k in range(n)), (-1,) * n,
     )  # fmt: skip
     assert tested.evaluation is not None
-    evaluation = dataclasses.replace(tested.evaluation, labels=tuple(f"class {c}" for c in range(100)))
+    evaluation = evaluate_predictions(rng.dirichlet(np.ones(100), n), many.truth, [f"class {c}" for c in range(100)])
     subject = dataclasses.replace(tested, predictions=many, evaluation=evaluation)
     names = {"confusion", "per_class", "calibration"}
     html = render([section for section in SECTIONS if section.name in names], subject, title="t", about="")

@@ -64,7 +64,7 @@ def test_names_are_known():
         assert number.method in {*all_methods(), ""}
         assert number.protocol in PROTOCOLS
         assert number.shots in {None, 1, 2, 4, 8, 16}
-        assert number.backbone in {"vit-b-16", "rn50"}
+        assert number.backbone in {"vit-b-16", "RN50"}
         assert number.source
         assert number.note or not number.flag
 

@@ -12,13 +12,14 @@ from dca.datasets import catalog
 from dca.methods.base import Method
 from dca.methods.dca import PAPER_TABLE
 from dca.methods.registry import all_methods, get_method
+from dca.study.published_numbers import published_numbers
 from dca.study.selection import RULE
 from dca.study.specification import list_shipped, load_specification
 
 ELEVEN, SHOTS, SEEDS = set(PAPER_TABLE), {1, 2, 4, 8, 16}, {1, 2, 3}
 # Name -> cells and fits.
 SIZES = {
-    "paper/few-shot": (11 + 13 * 11 * 5 * 3, 11 + 13 * 11 * 5 * 3),
+    "paper/few-shot": (11 + 15 * 11 * 5 * 3, 11 + 15 * 11 * 5 * 3),
     "paper/domain-shift": (1 + 6 * 3, 1 + 6 * 3),
     "paper/components": (6 * 7 * 3, 6 * 7 * 3),
     "paper/metric": (9 * 3 * 5 * 3, 4 * 3 * 5 * 3),
@@ -27,6 +28,8 @@ SIZES = {
     "paper/alpha-beta": (10 * 2 * 3, 10 * 2 * 3),
     "paper/gamma": (7 * 7 * 2 * 2 * 3, 2 * 3),
     "paper/seeds": (2 * 11 * 5 * 3, 2 * 11 * 5 * 3),
+    "adapters/tip-adapter": (11 + 2 * 11 * 5 * 3, 11 + 2 * 11 * 5 * 3),
+    "adapters/gda": (11 + 11 * 5 * 3, 11 + 11 * 5 * 3),
     "base-to-new": (11 + 12 * 11 * 3, 11 + 12 * 11 * 3),
     "cross-dataset": (1 + 8 * 3, 1 + 8 * 3),
     "selection": (97 * 3 * 2, 94 * 3 * 2),
@@ -50,11 +53,21 @@ def test_a_specification_has_its_cells(name: str):
 def test_a_published_experiment_is_as_published(name: str):
     for spec in {cell.experiment for cell in load_specification(name).cells}:
         assert all(catalog.find(data) is not None for data in (spec.data, *spec.targets))
-        assert (spec.backbone, spec.rules) == ("vit-b-16", "paper")
+        assert (spec.backbone, spec.rules) == ("RN50" if name.startswith("adapters/") else "vit-b-16", "paper")
         assert spec.seed in SEEDS
         assert spec.shots in SHOTS
         if spec.protocol in ("base-to-new", "cross-dataset", "domain-shift"):
             assert spec.kind.retarget is not Method.retarget, spec.method
+
+
+def test_every_row_on_rn50_that_we_have_the_method_of_is_run_by_a_specification():
+    cells = [cell for name in SIZES if name.startswith("adapters/") for cell in load_specification(name).cells]
+    run = {(cell.experiment.method, cell.experiment.shots, cell.experiment.backbone) for cell in cells}
+    rows = [number for number in published_numbers() if number.backbone == "RN50" and number.method]
+    assert len({row.method for row in rows}) == 4
+    for row in rows:
+        # A row of zero-shot CLIP has no shots.
+        assert (row.method, row.shots or 1, row.backbone) in run, row
 
 
 def test_the_selection_has_one_budget_for_all_methods_and_opens_no_test_image():
@@ -64,7 +77,8 @@ def test_the_selection_has_one_budget_for_all_methods_and_opens_no_test_image():
         assert cell.experiment.measured_on == "validation"
         found = json.dumps(dict(cell.experiment.changed_options)), json.dumps(dict(cell.head))
         settings.setdefault(cell.experiment.method, set()).add(found)
-    assert set(settings) == set(all_methods()) - {"blend"}
+    # ProKeR and LP++ search on validation images themselves, and came after the selection.
+    assert set(settings) == set(all_methods()) - {"blend", "proker", "lp_plus_plus"}
     for method, each in settings.items():
         assert 2 <= len(each) <= 6
         if get_method(method).trains_on == "images":
@@ -84,7 +98,8 @@ def test_the_few_shot_table_has_all_methods_datasets_and_shots():
     by_row: dict[str, set[tuple[str, Any, int]]] = {}
     for cell in cells:
         by_row.setdefault(cell.rows[0], set()).add((cell.experiment.data, cell.experiment.shots, cell.experiment.seed))
-    assert len(by_row) == 13
+    assert len(by_row) == 15
+    assert {"DCA", "DCA, plots", "DCA, printed"} < set(by_row)
     for found in by_row.values():
         assert found == {(data, shots, seed) for data in ELEVEN for shots in SHOTS for seed in SEEDS}
 

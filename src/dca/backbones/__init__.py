@@ -7,7 +7,10 @@ Every family uses:
 - `preprocess`: an image as the pixels that a checkpoint requires.
 - `fast`: fused operations, each a Triton kernel with a plain implementation that it equals.
 
-One package per family:
+Encoders with two towers:
 
-- `clip`: CLIP with a ViT image tower. Its small embedded checkpoint, `mini`, lies in the folder of that name.
+- `dual_encoder`: what methods use of them, whatever their family.
+- `blocks`: what their towers are built of.
+- `clip`: CLIP with a ViT or a ResNet as image tower. Its small embedded checkpoint, `mini`, lies in its own folder.
+- `siglip`: SigLIP and SigLIP 2 of fixed resolution.
 """

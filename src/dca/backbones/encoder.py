@@ -21,6 +21,8 @@ from dca.core.errors import UserError
 if TYPE_CHECKING:
     from PIL import Image
 
+    from dca.images.decode import Crop
+
 # Most images per batch on a CPU.
 MOST_ON_CPU = 16
 # Bytes of the largest activation of a batch on a CPU. Small activations stay in its caches, and blocks of more than
@@ -64,8 +66,8 @@ class Pixels(Protocol):
         """The preprocessing of each encoder."""
 
     @property
-    def crops(self) -> tuple[tuple[int, int | None, int], ...]:
-        """Size, resize and resample of each encoder's crop, for programs that make it elsewhere."""
+    def crops(self) -> tuple[Crop, ...]:
+        """Size, resize, resample and even of each encoder's crop, for programs that make it elsewhere."""
 
     @property
     def coverage(self) -> float:

@@ -6,13 +6,22 @@ import os
 from pathlib import Path
 
 from dca.backbones import efficientnet_lite
-from dca.backbones.architectures import split_architecture
+from dca.backbones.architectures import OPENAI_MODELS, split_architecture
 from dca.backbones.clip import CLIP
 from dca.backbones.clip.weights import FILES
 from dca.backbones.encoder import Encoder
 from dca.backbones.siglip import SigLIP
 from dca.backbones.siglip.weights import is_siglip
-from dca.backbones.sources import AUTO, MINI, PHOTO_ENCODER, SEPARATOR, find_checkpoint
+from dca.backbones.sources import (
+    ADAPTED,
+    ADAPTERS,
+    AUTO,
+    MINI,
+    PHOTO_ENCODER,
+    SEPARATOR,
+    find_checkpoint,
+    split_prefix,
+)
 from dca.core.errors import UserError
 
 # A person's own default.
@@ -49,14 +58,19 @@ def split_names(source: str | Path) -> tuple[str, ...]:
 
 
 def load_encoder(name: str | Path) -> Encoder:
-    """One encoder on the CPU, by short name, hub id, folder or file.
+    """One encoder on the CPU, by short name, hub id, folder or file, or through another library (LIBRARY:NAME).
 
     Raises:
         UserError: If there is no such encoder, or its files are missing or do not fit together.
     """
+    name = ADAPTED.get(str(name), name)
+    if split_prefix(str(name))[0] in ADAPTERS:
+        from dca.backbones.adapters import LibraryEncoder
+
+        return LibraryEncoder.from_pretrained(str(name))
     if str(name) in efficientnet_lite.VARIANTS:
         return efficientnet_lite.EfficientNetLite.from_pretrained(str(name))
-    architecture, _ = split_architecture(str(name))
-    if architecture is None and is_siglip(find_checkpoint(name, FILES).path):
+    is_clip = split_architecture(str(name))[0] is not None or str(name) in OPENAI_MODELS
+    if not is_clip and is_siglip(find_checkpoint(name, FILES).path):
         return SigLIP.from_pretrained(name)
     return CLIP.from_pretrained(name)

@@ -1,10 +1,10 @@
 """A pool: several encoders used as one.
 
-The feature of an image is the unit features of the members, one after the other, and a text is the text feature of the
-member that knows texts, with zeros in the place of the others. With E members the cosine of two images is the mean of
-their cosines, and τ sqrt(E) times the cosine of an image and a text is what that member's τ times its cosine is. So
-every method over image features runs on a pool as on one encoder; one that weighs the members takes the features apart
-(`Pool.split`).
+The feature of an image is the unit features of the members, one after the other, and that of a text the unit features
+of the R members that know texts, with zeros in the place of the others. With E members the cosine of two images is the
+mean of their cosines, and τ sqrt(E / R) times the cosine of an image and a text is the mean of τ times the cosines of
+those R members. So every method over image features runs on a pool as on one encoder; one that weighs the members takes
+the features apart (`Pool.split`).
 
 The pixels of an image are those of the members, one after the other in one row: (B, Σ 3 S²).
 """
@@ -12,6 +12,7 @@ The pixels of an image are those of the members, one after the other in one row:
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,8 @@ from dca.core.errors import UserError
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from dca.images.decode import Crop
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class PoolPreprocess:
         return sum(part.values for part in self.parts)
 
     @property
-    def crops(self) -> tuple[tuple[int, int | None, int], ...]:
+    def crops(self) -> tuple[Crop, ...]:
         """Those of all parts."""
         return tuple(crop for part in self.parts for crop in part.crops)
 
@@ -85,7 +88,7 @@ class PoolPreprocess:
 
 
 class Pool(Encoder):
-    """Several encoders used as one; the first one that knows texts reads them.
+    """Several encoders used as one.
 
     Args:
         members: At least two different encoders on the same device.
@@ -104,10 +107,15 @@ class Pool(Encoder):
         """The encoders."""
         return self._members
 
-    @cached_property
+    @property
+    def readers(self) -> tuple[Encoder, ...]:
+        """The members that read texts."""
+        return tuple(member for member in self.members if Ability.TEXT_FEATURES in member.abilities)
+
+    @property
     def reader(self) -> Encoder | None:
-        """The member that reads texts; None if no member does."""
-        return next((member for member in self.members if Ability.TEXT_FEATURES in member.abilities), None)
+        """The first member that reads texts; None if no member does."""
+        return next(iter(self.readers), None)
 
     @property
     def abilities(self) -> frozenset[Ability]:  # type: ignore[override]
@@ -142,10 +150,12 @@ class Pool(Encoder):
 
     @property
     def tau(self) -> float:
-        """The reader's τ for cosines of the whole features."""
-        reader = self.reader
-        scale: float = len(self.members) ** 0.5
-        return (USUAL_TAU if reader is None else reader.tau) * scale
+        """Mean τ of the readers, for cosines of the whole features."""
+        readers = self.readers
+        if not readers:
+            return USUAL_TAU * math.sqrt(len(self.members))
+        mean = sum(reader.tau for reader in readers) / len(readers)
+        return mean * math.sqrt(len(self.members) / len(readers))
 
     @property
     def patches_per_side(self) -> int:
@@ -214,7 +224,7 @@ class Pool(Encoder):
         return [own.digest for own in self.members].index(member.digest)
 
     def encode_text(self, texts: Sequence[str]) -> Tensor:
-        """Text features of the reader with zeros in the place of the other members.
+        """Unit text features of the readers, with zeros in the place of the other members.
 
         Args:
             texts: N strings.
@@ -225,12 +235,18 @@ class Pool(Encoder):
         Raises:
             UserError: If no member knows texts.
         """
-        reader = self.reader
-        if reader is None:
+        readers = self.readers
+        if not readers:
             raise UserError(f"{self.source}: none of these knows texts")
-        found = reader.encode_text(texts)
-        zeros = [found.new_zeros(len(found), member.feature_dim) for member in self.members]
-        return torch.cat([found if m is reader else zero for m, zero in zip(self.members, zeros, strict=True)], dim=-1)
+        return torch.cat(
+            [
+                F.normalize(member.encode_text(texts), dim=-1)
+                if member in readers
+                else torch.zeros(len(texts), member.feature_dim, device=self.device)
+                for member in self.members
+            ],
+            dim=-1,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Name, identity and sizes of the members."""

@@ -18,7 +18,7 @@ from dca.backbones.config_keys import HF_PROCESSOR, OPEN_CLIP_PREPROCESS, Sectio
 from dca.core.errors import UserError
 from dca.core.files import read_json
 from dca.core.hints import choose_backbone, combine
-from dca.images.decode import center_crop
+from dca.images.decode import Crop, center_crop
 
 # transformers 5 writes a processor into one file, older ones the image part into another.
 PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_config.json"
@@ -41,6 +41,8 @@ class Preprocess:
     resize: length of the short side after resizing, or None to squeeze the image to a square.
     size: side of the square that the image tower takes.
     resample: Pillow's filter number.
+    even: where the margins around the cut cannot be equal, the left and upper one is the even number of the two, as
+        torchvision rounds (OpenAI, open_clip, timm); otherwise the smaller one (transformers).
     """
 
     size: int
@@ -48,6 +50,7 @@ class Preprocess:
     resample: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    even: bool = False
 
     def __post_init__(self) -> None:
         sides = [self.size] if self.resize is None else [self.size, self.resize]
@@ -66,9 +69,9 @@ class Preprocess:
         return (self,)
 
     @property
-    def crops(self) -> tuple[tuple[int, int | None, int]]:
-        """Size, resize and resample of each encoder's crop, for programs that make it elsewhere."""
-        return ((self.size, self.resize, int(self.resample)),)
+    def crops(self) -> tuple[Crop]:
+        """Size, resize, resample and even of each encoder's crop, for programs that make it elsewhere."""
+        return ((self.size, self.resize, int(self.resample), self.even),)
 
     @property
     def coverage(self) -> float:
@@ -86,7 +89,7 @@ class Preprocess:
 
     def crop(self, image: Image.Image) -> NDArray[np.uint8]:
         """The square that the image tower takes: uint8 (3, size, size)."""
-        return center_crop(image, self.size, self.resize, self.resample)
+        return center_crop(image, self.size, self.resize, self.resample, self.even)
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """uint8, or float in [0, 1], (B, 3, S, S) -> normalised float32, on the same device."""
@@ -100,13 +103,14 @@ class Preprocess:
         return self.normalize(torch.from_numpy(np.stack([self.crop(image) for image in images])))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionary, for records."""
-        return asdict(self)
+        """Plain dictionary, for records; `even` is in it only where it is true."""
+        values = asdict(self)
+        return values if self.even else {name: value for name, value in values.items() if name != "even"}
 
     @classmethod
     def of_openai(cls, size: int) -> Preprocess:
         """What OpenAI's code does for an image tower that takes this size."""
-        return cls(size=size, resize=size, resample=RESAMPLING["bicubic"], mean=OPENAI_MEAN, std=OPENAI_STD)
+        return cls(size=size, resize=size, resample=RESAMPLING["bicubic"], mean=OPENAI_MEAN, std=OPENAI_STD, even=True)
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], adapter: str = "transformers:NAME") -> Preprocess:
@@ -190,6 +194,7 @@ class Preprocess:
             resample=RESAMPLING[interpolation],
             mean=_to_rgb(raw["mean"]),
             std=_to_rgb(raw["std"]),
+            even=mode == "shortest",
         )
 
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,34 @@ HUB_IDS = {
     "laion-vit-b-32": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
     "laion-vit-l-14": "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
     "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    "datacomp-vit-b-16": "laion/CLIP-ViT-B-16-DataComp.XL-s13B-b90K",
+    "dfn-vit-b-16": "apple/DFN2B-CLIP-ViT-B-16",
+    "metaclip-vit-b-16": "timm/vit_base_patch16_clip_224.metaclip_2pt5b",
+    "siglip-b-16": "google/siglip-base-patch16-224",
+    "siglip-so400m-14": "google/siglip-so400m-patch14-384",
+    "siglip2-b-16": "google/siglip2-base-patch16-224",
+    "siglip2-l-16": "google/siglip2-large-patch16-256",
+    "siglip2-so400m-14": "google/siglip2-so400m-patch14-224",
     **{name: model.repository for name, model in OPENAI_MODELS.items()},
 }
+# Libraries that run what this package does not, as the first part of a name; and short names for some of theirs.
+ADAPTERS = ("open_clip", "timm", "transformers")
+ADAPTED = {
+    "pe-core-b-16": "open_clip:PE-Core-B-16@meta",
+    "pe-core-l-14-336": "open_clip:PE-Core-L-14-336@meta",
+    "mobileclip2-s0": "open_clip:MobileCLIP2-S0@dfndr2b",
+    "mobileclip2-s2": "open_clip:MobileCLIP2-S2@dfndr2b",
+    "eva02-clip-b-16": "open_clip:EVA02-B-16@merged2b_s8b_b131k",
+    "coca-vit-b-32": "open_clip:coca_ViT-B-32@laion2b_s13b_b90k",
+    "convnext-clip-b": "open_clip:convnext_base_w@laion2b_s13b_b82k_augreg",
+    "biomedclip": "open_clip:microsoft/BiomedCLIP-PubMedBERT_256-vit_base_patch16_224",
+    "dinov2-s-14": "transformers:facebook/dinov2-small",
+    "dinov2-b-14": "transformers:facebook/dinov2-base",
+    "dinov3-s-16": "timm:vit_small_patch16_dinov3.lvd1689m",
+    "dinov3-b-16": "timm:vit_base_patch16_dinov3.lvd1689m",
+}
+# Files that a repository of the hub has, whatever it holds.
+CONFIGS = ("config.json", "open_clip_config.json")
 LOCATIONS_FILE = "backbones.json"
 # How the hub's cache names the folder of a repository: models--owner--name.
 CACHED = "models--"
@@ -58,7 +85,7 @@ log = logging.getLogger(__name__)
 class CheckpointFiles:
     """The files of a hub repository that a family of backbones reads.
 
-    weights: names of weight files, in order of preference; one of them is enough.
+    weights: names of weight files, which may have a "*", in order of preference; one of them is enough.
     others: configuration, tokenizer and preprocessing.
     summary: what a complete folder holds, for error messages.
     """
@@ -107,7 +134,7 @@ def find_checkpoint(
         return Checkpoint(name, download(name, needed, revision, cache_dir))
     if "/" in name or "." in name:
         raise UserError(f"backbone {name}: no such file or folder", hint=f"a folder with {needed.summary}")
-    raise unknown_name("backbone", name, [AUTO, MINI, *PACKAGED, *HUB_IDS])
+    raise unknown_name("backbone", name, [AUTO, MINI, *PACKAGED, *HUB_IDS, *ADAPTED])
 
 
 def _check_openai_file(name: str, model: OpenAIModel) -> Path:
@@ -131,7 +158,7 @@ def download(repo: str, needed: CheckpointFiles, revision: str | None, cache_dir
         for weights in needed.weights:
             patterns = [*needed.others, weights]
             folder = Path(snapshot_download(repo, revision=revision, cache_dir=cache_dir, allow_patterns=patterns))
-            if (folder / weights).is_file():
+            if any(folder.glob(weights)):
                 return folder
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -154,7 +181,7 @@ def mini_folder() -> Path:
 def is_hub_id(source: str) -> bool:
     """Whether `source` has the form owner/name and is not a relative path such as ./name."""
     parts = source.split("/")
-    return len(parts) == 2 and all(parts) and not source.startswith((".", "~"))
+    return len(parts) == 2 and all(parts) and not source.startswith((".", "~")) and ":" not in source
 
 
 def hub_id(source: str) -> str | None:
@@ -174,7 +201,10 @@ def find_repository(path: Path) -> str | None:
 
 def is_public_name(name: str) -> bool:
     """Whether a backbone's name is no path of this machine: a short name or a hub id."""
-    return name in (AUTO, MINI) or name in PACKAGED or hub_id(name) is not None
+    prefix, place = split_prefix(name)
+    if prefix in ADAPTERS:
+        return find_local(place) is None and not place.startswith((".", "~", "/")) and "@./" not in place
+    return name in (AUTO, MINI, *PACKAGED, *ADAPTED) or hub_id(name) is not None
 
 
 def source_name(path: Path) -> str:
@@ -183,18 +213,36 @@ def source_name(path: Path) -> str:
     A name that is also a short name gets a leading "./", so that it cannot be confused with the public backbone.
     """
     name = path.resolve().name
-    return f"./{name}" if name in (AUTO, MINI) or name in PACKAGED or name in HUB_IDS else name
+    return f"./{name}" if name in (AUTO, MINI, *PACKAGED, *HUB_IDS, *ADAPTED) else name
 
 
 def list_backbones() -> dict[str, str | None]:
-    """Short names of backbones, each with its folder on this machine; None for one that is downloaded on first use."""
-    from huggingface_hub import try_to_load_from_cache
-
+    """Short names of backbones, each with its folder or file on this machine; None for those that are not."""
     folders: dict[str, str | None] = {MINI: str(mini_folder()) if mini_folder().is_dir() else None}
+    folders |= {name: _find_package(requirement) for name, requirement in PACKAGED.items()}
     for name, repo in HUB_IDS.items():
-        config = try_to_load_from_cache(repo, "config.json")
-        folders[name] = str(Path(config).parent) if isinstance(config, str) else None
-    return folders
+        file = OPENAI_MODELS[name].path if name in OPENAI_MODELS else None
+        folders[name] = str(file) if file is not None and file.is_file() else _find_cached(repo)
+    return folders | {name: _find_cached(source.partition(":")[2]) for name, source in ADAPTED.items()}
+
+
+def _find_package(requirement: str) -> str | None:
+    """The folder of an installed package of weights; None if it is not installed."""
+    try:
+        return str(distribution(requirement.partition("==")[0]).locate_file(""))
+    except PackageNotFoundError:
+        return None
+
+
+def _find_cached(repo: str) -> str | None:
+    """The folder of a hub repository in the cache; None if it is not there, or the name is not that of a repository."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):  # what is no id is refused where it is looked for
+        found = [try_to_load_from_cache(repo, name) for name in CONFIGS] if is_hub_id(repo) else []
+        return next((str(Path(file).parent) for file in found if isinstance(file, str)), None)
+    return None
 
 
 def find_backbone(source: str, digest: str) -> str | Path:
@@ -226,9 +274,10 @@ def require_permission(source: str | Path, named_by: Path) -> None:
         UserError: With the ways to allow it.
     """
     name = str(source)
-    if name in (MINI, *HUB_IDS) or Path(split_prefix(name)[1]).expanduser().exists() or not is_hub_id(name):
+    place = split_prefix(name)[1]
+    if name in (MINI, *HUB_IDS, *ADAPTED) or find_local(place) is not None or not is_hub_id(place):
         return
-    if os.environ.get(ALLOW_DOWNLOADS, "") not in ("", "0") or _is_cached(name):
+    if os.environ.get(ALLOW_DOWNLOADS, "") not in ("", "0") or _find_cached(place) is not None:
         return
     if ask_user(f"{named_by} needs the backbone {name}: fetch it from the Hugging Face hub?"):
         return
@@ -237,16 +286,6 @@ def require_permission(source: str | Path, named_by: Path) -> None:
         details=["a model from others decides what would be fetched, so you are to allow it"],
         hint=[choose_backbone(name), f"set {ALLOW_DOWNLOADS}=1 for all models"],
     )
-
-
-def _is_cached(repo: str) -> bool:
-    """Whether files of a hub repository are on this machine."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    with suppress(HFValidationError):  # what is no id is refused where it is looked for
-        return isinstance(try_to_load_from_cache(repo, "config.json"), str)
-    return False
 
 
 def join_prefix(prefix: str | None, name: str) -> str:
@@ -260,18 +299,39 @@ def split_prefix(name: str) -> tuple[str | None, str]:
     >>> split_prefix("ViT-B-16:weights.pt"), split_prefix("vit-b-16")
     (('ViT-B-16', 'weights.pt'), (None, 'vit-b-16'))
     """
-    return split_architecture(name)
+    first, colon, rest = name.partition(":")
+    return (first, rest) if colon and rest and first in ADAPTERS else split_architecture(name)
 
 
-def record_location(digest: str, path: Path, prefix: str | None = None) -> None:
+def find_local(name: str) -> Path | None:
+    """The folder or file that a name means, also as weights of a model (NAME@FILE); None if there is none."""
+    for text in (name, name.rpartition("@")[2] if "@" in name else ""):
+        if text and (path := Path(text).expanduser()).exists():
+            return path
+    return None
+
+
+def name_without_path(name: str) -> str:
+    """What a library's name of a model (without the library) is without the path of this machine in it.
+
+    A folder gets a leading "./", and so does a file behind "@", so that none is taken for a name of the library.
+    """
+    path = find_local(name)
+    if path is None:
+        return name
+    of_model = not Path(name).expanduser().exists()
+    return f"{name.rpartition('@')[0]}@./{path.name}" if of_model else f"./{path.resolve().name}"
+
+
+def record_location(digest: str, path: Path, before: str = "") -> None:
     """Note where the backbone with this digest is; does nothing if the list cannot be written.
 
     Args:
         digest: Of the backbone.
         path: Its folder or file.
-        prefix: What it is loaded with.
+        before: What is before the path in the name that it is loaded by, such as "ViT-B-16:".
     """
-    location, known = join_prefix(prefix, str(path.resolve())), _read_locations()
+    location, known = f"{before}{path.resolve()}", _read_locations()
     if known.get(digest) == location:
         return
     with suppress(OSError, UserError):
@@ -285,9 +345,9 @@ def recorded_location(digest: str) -> str | Path | None:
     location = _read_locations().get(digest)
     with suppress(OSError, ValueError):
         if isinstance(location, str):
-            prefix, path = split_prefix(location)
-            if Path(path).exists():
-                return location if prefix else Path(path)
+            prefix, place = split_prefix(location)
+            if find_local(place) is not None:
+                return location if prefix else Path(place)
     return None
 
 

@@ -34,10 +34,10 @@ SIDE = 240
 @click.option(
     "--odds",
     type=click.FloatRange(min=1),
-    default=10.0,
-    show_default=True,
+    default=None,
     metavar="N",
-    help="Show images for which another class is at least this many times as probable as the given one.",
+    help="Show images for which another class is at least this many times as probable as the given one.  "
+    "[default: 10, and in proportion more for more than 10 classes]",
 )
 @click.option(
     "--plot",
@@ -54,7 +54,7 @@ SIDE = 240
 def command(
     data: str,
     most: int | None,
-    odds: float,
+    odds: float | None,
     plot: Path | None,
     backbone: str,
     device: str,
@@ -74,7 +74,7 @@ def command(
     dca check-labels photos/ --plot doubtful.png
     dca check-labels photos/test/ --odds 3 --most 100 --json
     """
-    from dca.model.findings import check_labels
+    from dca.model.findings import check_labels, usual_odds
     from dca.model.inputs import as_dataset
     from dca.training.session import Session
 
@@ -87,12 +87,13 @@ def command(
         session = Session(device=device, progress=progress)
         check = check_labels(dataset, session, backbone=backbone, precision=precision, odds=odds)
     sheet = plot if check.doubtful else None
+    used = usual_odds(len(dataset.labels)) if odds is None else odds
     if sheet is not None:
         draw_sheet(check, dataset, sheet, most or MOST)
     if as_json:
-        emit(to_json(check, data, odds, most, sheet))
+        emit(to_json(check, data, used, most, sheet))
         return
-    print_lines(*format_check(check, odds, most or MOST))
+    print_lines(*format_check(check, used, most or MOST))
     if plot is not None:
         print_lines(f"wrote {plot}" if sheet else f"nothing to draw: {plot} is not written")
 

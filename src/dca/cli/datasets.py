@@ -9,7 +9,8 @@ import click
 
 from dca.cli.common import Group, emit, json_flag, print_lines, quiet_flag, showing
 from dca.cli.tables import format_table
-from dca.core.hints import render_hint
+from dca.core.errors import UserError
+from dca.core.hints import render_hint, set_data_root
 from dca.core.text import pluralize
 
 if TYPE_CHECKING:
@@ -90,6 +91,60 @@ def show(name: str, as_json: bool) -> None:
         print_lines(f"{'':<11} {line}")
     names = ", ".join(row["name"] for row in classes[:8])
     print_lines(f"{'classes':<9} {names}{', ...' * (len(classes) > 8)}")
+
+
+@command.command("get")
+@click.argument("name")
+@root_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only list the files: addresses, sizes, checksums.")
+@quiet_flag
+@json_flag
+def get_dataset(name: str, root: Path | None, yes: bool, dry_run: bool, quiet: bool, as_json: bool) -> None:
+    """Fetch a public dataset into its folder, as far as a program can, and list what is left to do by hand.
+
+    Files are checked against published checksums where there are any. A call that was interrupted goes on where it was.
+
+    \b
+    dca datasets get eurosat --dry-run
+    dca datasets get eurosat --root data/ --yes
+    """
+    from dca.core.progress import silent
+    from dca.core.questions import ask_user
+    from dca.datasets import catalog
+    from dca.datasets.check import check_source
+    from dca.datasets.downloads import fetch_all, list_missing, sources_of
+    from dca.datasets.load import find_root
+
+    entry = catalog.get(name)
+    base = find_root(root)
+    if base is None:
+        raise UserError(f"where is {entry.title} to go?", hint=set_data_root(entry.folder))
+    folder, sources = base / entry.folder, sources_of(entry.name)
+    missing = list_missing(folder, sources)
+    wanted, by_hand = [one for one in missing if not one.by_hand], [one for one in missing if one.by_hand]
+    if not as_json:
+        print_lines(f"{entry.title}: {folder}/", f"licence  {entry.licence}", f"home     {entry.home}", err=True)
+        for one in missing:
+            print_lines(f"{one.file}: {one.size}, {one.checksum}", f"  {one.url}", err=True)
+            if one.by_hand:
+                print_lines(f"  by hand: {one.by_hand}", err=True)
+    found: dict[str, str] = {}
+    if wanted and not dry_run:
+        if not yes and not ask_user(f"fetch {pluralize(len(wanted), 'file')} into {folder}?"):
+            problem = f"{entry.title}: nothing was fetched, since nobody said yes"
+            raise UserError(problem, hint=["add --yes", "--dry-run lists the files"])
+        with showing(quiet=quiet or as_json) as progress:
+            found = fetch_all(folder, sources, progress or silent)
+    if as_json:
+        listed = {"missing": [one.describe() for one in missing], "fetched": found}
+        emit({"dataset": entry.name, "folder": str(folder), "licence": entry.licence, **listed})
+        return
+    for file, digest in found.items():
+        print_lines(f"fetched {file}  sha256 {digest}")
+    if dry_run or by_hand:
+        return
+    print_report(check_source(str(folder), None, open_images=False))
 
 
 @command.command("check")

@@ -28,6 +28,7 @@ from dca.core.text import percent, pluralize
 if TYPE_CHECKING:
     from dca.datasets.dataset import Dataset
     from dca.model.classifier import CompetingClasses
+    from dca.stats.one_against_rest import ClassScores, MeanScores
     from dca.training.evaluate import Evaluation
 
 
@@ -134,8 +135,22 @@ def format_evaluation(evaluation: Evaluation, classes: int = 0) -> list[str]:
     if percent(evaluation.mean_over_classes) != percent(evaluation.accuracy):
         head += f"; mean over classes {percent(evaluation.mean_over_classes)}"
     head += f"; calibration error {evaluation.ece:.3f}"
-    rows = sorted(((str(label), value) for label, value in evaluation.per_class.items()), key=lambda row: row[1])
-    return [head, *format_table([[label, f"{percent(value):>7}"] for label, value in rows], indent=2)]
+    tested = sorted((label for label in evaluation.per_class), key=lambda label: evaluation.per_class[label])
+    means = evaluation.mean_scores
+    rows = [
+        ["class", *(f"{word:>9}" for word in ("recall", "precision", "F1", "ROC AUC"))],
+        *(_format_scores(str(label), evaluation.scores[label]) for label in tested),
+        _format_scores("mean", means),
+    ]
+    return [head, *format_table(rows, indent=2)]
+
+
+def _format_scores(name: str, scores: ClassScores | MeanScores) -> list[str]:
+    """A row of the table of classes."""
+    shares = [scores.recall, scores.precision, scores.f1]
+    cells = ["–" if share is None else percent(share) for share in shares]
+    cells.append("–" if scores.roc_auc is None else f"{scores.roc_auc:.3f}")
+    return [name, *(f"{cell:>9}" for cell in cells)]
 
 
 def prepare_plot_folder(folder: Path) -> None:

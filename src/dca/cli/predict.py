@@ -64,6 +64,13 @@ class OutputOptions:
     overwrite: bool
 
 
+# Said below answers with p-values.
+EXPLANATION = (
+    "p-value: how usual an image is among the training images. If it is of one of the classes, it is at most 0.05 in "
+    "about 5 of 100 cases; --reject 0.05 then says 'none of these'"
+)
+
+
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("images", nargs=-1, required=True, type=click.Path())
@@ -206,6 +213,8 @@ def command(
         print_csv(rows)
     else:
         print_lines(*format_rows(rows))
+        if not quiet and any("p_value" in row for row in rows):
+            print_lines(EXPLANATION, err=True)
 
 
 def check_output(target: OutputOptions, images: Sequence[str], *, as_csv: bool) -> None:
@@ -407,7 +416,7 @@ def format_rows(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row, guesses in zip(rows, best, strict=True):
         parts = [f"{next(names)} {guess['probability']:.2f}" for guess in guesses]
         if "p_value" in row:
-            parts.append(f"p {row['p_value']:.2f}")
+            parts.append(f"p-value {row['p_value']:.2f}")
         if "set" in row:
             parts.append("{" + ", ".join(row["set"]) + "}")
         cells.append([row["path"], "   ".join(parts)])

@@ -55,7 +55,7 @@ def default_progress(progress: Progress | None, steps: int = MANY) -> Iterator[P
         with notebook_line() as shown:
             yield shown
     elif sys.stderr.isatty():
-        with progress_bars() as shown:
+        with progress_bars(lasting=False) as shown:
             yield shown
     else:
         yield log_lines()
@@ -73,7 +73,7 @@ def _format_line(stage: str, done: int, total: int, note: str) -> str:
 
 @contextmanager
 def notebook_line() -> Iterator[Progress]:
-    """One line per stage on stdout that is written over and over, for notebooks."""
+    """One line on stdout that is written over and over, for notebooks; it is empty when the work is done."""
     last, stage_now, width = 0.0, "", 0
 
     def progress(stage: str, done: int, total: int, note: str) -> None:
@@ -81,14 +81,13 @@ def notebook_line() -> Iterator[Progress]:
         if stage == stage_now and done < total and time.monotonic() - last < REDRAW_EVERY:
             return
         text = _format_line(stage, done, total, note)
-        ended = "\n" if stage_now and stage != stage_now else ""
-        sys.stdout.write(f"{ended}\r{text:<{0 if ended else width}}")
+        sys.stdout.write(f"\r{text:<{width}}")
         sys.stdout.flush()
-        last, stage_now, width = time.monotonic(), stage, len(text)
+        last, stage_now, width = time.monotonic(), stage, max(width, len(text))
 
     yield progress
     if stage_now:
-        sys.stdout.write("\n")
+        sys.stdout.write(f"\r{'':<{width}}\r")
 
 
 def log_lines() -> Progress:
@@ -105,8 +104,11 @@ def log_lines() -> Progress:
 
 
 @contextmanager
-def progress_bars(*, enabled: bool = True) -> Iterator[Progress]:
-    """Progress bars on stderr, one per stage, with the time left; nothing if stderr is not a terminal."""
+def progress_bars(*, enabled: bool = True, lasting: bool = True) -> Iterator[Progress]:
+    """Progress bars on stderr, one per stage, with the time left; nothing if stderr is not a terminal.
+
+    lasting: the bars stay when the work is done. A script that fits in a loop would fill the terminal with them.
+    """
     if not (enabled and sys.stderr.isatty()):
         yield silent
         return
@@ -123,7 +125,7 @@ def progress_bars(*, enabled: bool = True) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     tasks = {}
-    with Bars(*columns, console=Console(stderr=True)) as table:
+    with Bars(*columns, console=Console(stderr=True), transient=not lasting) as table:
 
         def progress(stage: str, done: int, total: int, note: str) -> None:
             if stage not in tasks:

@@ -16,12 +16,14 @@ from typing import Any
 
 from dca.core.errors import UserError, nearest
 from dca.core.text import name_fault, normalize_name, pluralize, to_printable
+from dca.datasets import archive
 from dca.datasets.classes import CLASS_NAMES_FILE, label_to_name, read_names_by_label
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.walk import (
     IMAGE_SUFFIXES,
     LinkFilter,
     is_hidden,
+    is_named_image,
     list_class_folders,
     list_images,
     list_subfolders,
@@ -41,6 +43,7 @@ LIST_SUFFIXES = (".csv", ".tsv", ".jsonl")
 # How the images are divided where they are not.
 ALL_TRAINING = "folders, all training"
 _METADATA = ("metadata.csv", "metadata.jsonl")
+ARCHIVE_SUFFIX = archive.SUFFIX
 _LAYOUT_HINT = "make one folder per class, e.g. {0}/cat/*.jpg and {0}/dog/*.jpg, or a CSV 'path,label'"
 _LIST_HINT = "expected a header 'path,label' or 'path,label,split'"
 _Images = dict[str, dict[str, list[Path]]]  # part -> label -> images
@@ -72,11 +75,14 @@ def load_folder(path: str | Path, *, for_evaluation: bool = False) -> Dataset:
     path = Path(path).expanduser()
     if not path.exists():
         raise _missing_path_error(path)
+    if path.is_file() and path.suffix.lower() == ARCHIVE_SUFFIX:
+        return replace(load_folder(archive.unpack_archive(path), for_evaluation=for_evaluation), name=path.stem)
     if not path.is_dir():
         if not path.is_file() or path.suffix.lower() not in (*LIST_SUFFIXES, ".txt"):
             raise UserError(f"{path} is a file, not a folder or a CSV list.", hint=_LAYOUT_HINT.format("photos"))
         images = _group_rows(read_rows(path))
         return _make_dataset(path, images, f"list {path.name}", for_evaluation, from_list=True)
+    path = enter_folder(path)
     if lists := _metadata_lists(path, for_evaluation):
         images = _group_rows([row for metadata in lists for row in _read_metadata(path, metadata)])
         return _make_dataset(path, images, "metadata files", for_evaluation, from_list=True)
@@ -86,6 +92,20 @@ def load_folder(path: str | Path, *, for_evaluation: bool = False) -> Dataset:
         return _make_dataset(path, images, ALL_TRAINING, for_evaluation)
     images = _list_evaluation_part(parts) if for_evaluation else _list_parts(path, parts)
     return _make_dataset(path, images, f"folders {', '.join(f.name for f in parts.values())}", for_evaluation)
+
+
+def enter_folder(path: Path) -> Path:
+    """The folder itself, or the one that holds its class folders, where a folder holds nothing but another folder.
+
+    An archive usually has one folder around all others. A folder whose only folder holds images has one class.
+    """
+    inner = list_subfolders(path)
+    if len(inner) != 1 or not list_subfolders(inner[0]):
+        return path
+    loose = [entry.name for folder in (path, inner[0]) for entry in scan_folder(folder) if entry.is_file()]
+    if any(is_named_image(Path(name)) or name.lower().endswith(LIST_SUFFIXES) for name in loose):
+        return path
+    return enter_folder(inner[0])
 
 
 def load_classes(path: Path, classes: Mapping[str, Sequence[Path]]) -> Dataset:

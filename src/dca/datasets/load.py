@@ -67,20 +67,24 @@ def load_dataset(source: str | Path, *, root: str | Path | None = None, for_eval
     raise unknown_name("dataset or folder", str(source), known, hint=["give a folder of images", list_datasets()])
 
 
+def find_root(root: str | Path | None) -> Path | None:
+    """The folder that holds the public datasets: the one given, or DCA_DATA; None if there is neither."""
+    found = os.environ.get("DCA_DATA") if root is None else root
+    return None if found is None else Path(found).expanduser()
+
+
 def find_dataset_folder(entry: catalog.CatalogEntry, root: str | Path | None) -> Path:
     """The folder of a public dataset under the data root, or the root itself if it is that folder.
 
     root: by default the folder named by the environment variable DCA_DATA.
     Raises UserError if there is no such folder.
     """
-    if root is None:
-        root = os.environ.get("DCA_DATA")
-    if root is None:
+    base = find_root(root)
+    if base is None:
         raise UserError(
             f"where is {entry.title}? Only its name was given.",
             hint=["give the path of its folder instead", set_data_root(entry.folder)],
         )
-    base = Path(root).expanduser()
     names = (entry.folder, entry.name, entry.title, *entry.aliases)
     folder = next((base / name for name in names if (base / name).is_dir()), None)
     if folder is not None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import re
 import sys
@@ -172,7 +173,8 @@ def crop_image(rgb: Image.Image, preprocess: Mapping[str, Any]) -> NDArray[np.ui
         short, long = min(rgb.size), max(rgb.size)
         scaled = int(resize * long / short)
         rgb = rgb.resize((resize, scaled) if rgb.width <= rgb.height else (scaled, resize), filtering)
-    left, top = (rgb.width - size) // 2, (rgb.height - size) // 2
+    margins = ((rgb.width - size) / 2, (rgb.height - size) / 2)
+    left, top = (round(margin) if preprocess.get("even") else math.floor(margin) for margin in margins)
     return np.asarray(rgb.crop((left, top, left + size, top + size)))
 
 

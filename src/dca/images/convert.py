@@ -18,6 +18,8 @@ from dca.images.decode import ImageLike, ImageRefusedError, open_bytes, refuse_s
 CHANNELS = (1, 3, 4)
 # Floats that are out of [0, 1] by no more than this were rounded on the way.
 SLACK = 1e-3
+# Floats with a value above this are levels of 0 to 255: with no level above it, an image would be black.
+DARK = 16
 # Bytes that are read from an open file at a time.
 AT_ONCE = 2**20
 
@@ -43,7 +45,8 @@ def image_from_array(x: Any) -> Image.Image:
     """The image of an array (H, W) or (H, W, C) or a tensor (C, H, W), of 1, 3 or 4 channels.
 
     Where both the first and the last axis could be the channels, they are the last of an array and the first of a
-    tensor. Whole numbers are levels of 0 to 255, floats are in [0, 1].
+    tensor. Whole numbers are levels of 0 to 255; floats are in [0, 1], or levels of 0 to 255 as well if one is above 16
+    (an image without a pixel above that is black).
 
     >>> image_from_array(np.ones((2, 3, 3))).getpixel((0, 0))
     (255, 255, 255)
@@ -85,10 +88,10 @@ def _to_levels(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     if pixels.dtype.kind == "b":
         return pixels.astype(np.uint8) * 255
     low, high = float(pixels.min()), float(pixels.max())
-    most, slack = (1, SLACK) if pixels.dtype.kind == "f" else (255, 0)
+    most, slack = (1, SLACK) if pixels.dtype.kind == "f" and not high > DARK else (255, 0)
     if not -slack <= low <= high <= most + slack:
         raise UserError(
-            f"pixels of an array are from {low:g} to {high:g}; floats in [0, 1] or whole numbers in [0, 255] expected",
+            f"pixels of an array are from {low:g} to {high:g}; [0, 1] or [0, 255] expected",
             hint="undo a normalisation, or divide by the largest possible value",
         )
     levels: NDArray[np.uint8] = np.rint(np.clip(pixels, 0, most) * (255 / most)).astype(np.uint8)

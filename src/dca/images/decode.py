@@ -245,7 +245,13 @@ def may_have_rotation(image: ImageLike) -> bool:
         return True
 
 
-def center_crop(image: Image.Image, size: int, resize: int | None, resample: int) -> NDArray[np.uint8]:
+# Of a central crop: size, resize, resample and even, as `center_crop` takes them.
+Crop = tuple[int, int | None, int, bool]
+
+
+def center_crop(
+    image: Image.Image, size: int, resize: int | None, resample: int, even: bool = False
+) -> NDArray[np.uint8]:
     """The square that an image tower takes: uint8 (3, size, size).
 
     Args:
@@ -253,6 +259,8 @@ def center_crop(image: Image.Image, size: int, resize: int | None, resample: int
         size: Side of the square, cut from the middle.
         resize: Length of the short side before cutting; None squeezes the image to a square.
         resample: Pillow's filter number.
+        even: Where the margins cannot be equal, the left and upper one is the even number of the two, as torchvision
+            rounds; otherwise it is the smaller one.
 
     >>> center_crop(Image.new("RGB", (40, 30)), 8, 8, 3).shape
     (3, 8, 8)
@@ -266,7 +274,8 @@ def center_crop(image: Image.Image, size: int, resize: int | None, resample: int
         scaled = int(resize * long / short)
         target = (resize, scaled) if width <= height else (scaled, resize)
         image = image.resize(target, Image.Resampling(resample))
-    left, top = (image.width - size) // 2, (image.height - size) // 2
+    margins = ((image.width - size) / 2, (image.height - size) / 2)
+    left, top = (round(margin) if even else math.floor(margin) for margin in margins)
     image = image.crop((left, top, left + size, top + size))
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 

@@ -21,7 +21,7 @@ What the paper leaves open is decided by `reading` (docs/math.md, `OPEN_POINTS`)
              speak for it (shared/center.py): Σ then has the term n/(n - 1) (x̄ - u)(x̄ - u)ᵀ, through which the image
              mean enters the head, which is more than covariances alone
     plots    means, and covariances about x̄, with which α, β and γ can matter as little as in the paper's plots
-    printed  the sums above and the covariance about x̄, exactly as printed
+    printed  the sums above, the covariance about x̄ and contexts for each class, exactly as printed
 
 The finished head can measure the distance of an image to the text of each class, its images, or both (`anchors`):
 
@@ -104,8 +104,8 @@ class DCAOptions(TrainingOptions):
         PHRASES, "initial words of the contexts; further contexts are random", source="paper"
     )
     random_length: int = option(4, "tokens of a random context", low=1, high=1024)
-    contexts: Literal["unified", "class"] = option(
-        "unified", "contexts shared by all classes, or M contexts per class", source="our reading"
+    contexts: Literal["unified", "class"] | None = option(
+        None, "contexts shared by all classes, or M contexts per class; auto: by reading", source="our reading"
     )
     suffix: str = option(".", "text after the class name", source="CoOp")
     visual_tokens: int = option(16, "V, learned tokens in the image tower", low=0, high=4096, source="paper")
@@ -535,9 +535,10 @@ OPEN_POINTS = (
     ),
     OpenPoint(
         "contexts",
-        "M contexts 'for each class'",
-        *("unified", "unified", "unified"),
-        "shared by the classes, as in CoOp and DAPT: the paper claims fewer parameters than adapters have",
+        "'multiple learnable vectors for each class', initialised 'for each class' in the algorithm",
+        *("unified", "unified", "class"),
+        "as the text says; shared by the classes, as in CoOp and DAPT, they are few parameters, as the paper claims, "
+        "and can be used for classes that were not trained",
     ),
     OpenPoint("suffix", "no text after the name", *(".", ".", "."), "CoOp and DAPT, which it builds on, end with one"),
     OpenPoint(
@@ -545,6 +546,26 @@ OPEN_POINTS = (
         "covariances of 'the final epoch'",
         *(0, 0, 0),
         "evaluation view, after the last step, as in FeCAM; views of the last epoch would depend on random crops",
+    ),
+    OpenPoint(
+        "covariance",
+        "with 'too few training samples (e.g. 1-shot)' all categories are 'a single category' with one covariance",
+        *("class", "class", "class"),
+        "classes with one image share that of all images about their centre, with the γ for one shot; others have "
+        "their own, from two images on",
+    ),
+    OpenPoint(
+        "eps",
+        "'a small positive number'",
+        *(1e-6, 1e-6, 1e-6),
+        "no value is printed; distances of unit vectors are far above it, so that it changes no ranking",
+    ),
+    OpenPoint(
+        "score",
+        "equation 1 divides by τ, equation 8 multiplies by τ, and k, with |Σ_y| in it, is 'an irrelevant constant'",
+        *("inverse", "inverse", "inverse"),
+        "equation 8 with τ as CLIP's scale, 100, which is 1 / τ of equation 1; |Σ_y| is dropped as printed, though it "
+        "differs between classes",
     ),
 )
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 import dca
@@ -509,7 +510,9 @@ class Classifier:
         Raises:
             UserError: As for `prediction_sets`.
         """
-        probs = classify_features(self._require_fitted(), features)
+        method = self._require_fitted()
+        _require_features(method, features)
+        probs = classify_features(method, features)
         return Predictions(
             probs,
             self._p_values(features, probs),
@@ -1062,6 +1065,20 @@ class Classifier:
         sets = add_best(found.sets(coverage).cpu(), p).numpy()
         labels, order = self.classes_.tolist(), (-probs).argsort(axis=1, kind="stable")
         return [[labels[c] for c in row if kept[c]] for row, kept in zip(order, sets, strict=True)]
+
+
+def _require_features(method: Method, features: Tensor) -> None:
+    """Raise if features are not of the shape that the method's `encode` gives."""
+    length = method.encoder.feature_dim
+    if features.dim() == 2 and features.shape[1] == length:
+        return
+    with torch.no_grad():  # some methods keep more of an image than its feature
+        length = method.encode(method.encoder.preprocess([Image.new("RGB", (8, 8))]).to(method.encoder.device)).shape[1]
+    if features.dim() != 2 or features.shape[1] != length:
+        raise UserError(
+            f"features of shape {tuple(features.shape)}; (n, {length}) expected",
+            hint="give what method_.encode returns for these images",
+        )
 
 
 def _choose_competing(matched: MatchedItems, dataset: Dataset, method: Method, classes: str | None) -> list[int] | None:

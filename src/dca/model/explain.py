@@ -148,9 +148,9 @@ def explain(model: Classifier, image: ImageLike, *, target: Any = None, neighbou
 def crop_widest(image: Image.Image, preprocess: Pixels) -> Image.Image:
     """What the encoder that sees most of an image sees of it, with as many pixels as the largest encoder takes."""
     widest = max(preprocess.parts, key=lambda part: part.coverage)
-    ((_, resize, resample),) = widest.crops
+    ((_, resize, resample, even),) = widest.crops
     size = preprocess.size
-    crop = center_crop(image, size, None if resize is None else round(size / widest.coverage), resample)
+    crop = center_crop(image, size, None if resize is None else round(size / widest.coverage), resample, even)
     return Image.fromarray(np.ascontiguousarray(crop.transpose(1, 2, 0)))
 
 

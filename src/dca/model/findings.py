@@ -1,6 +1,8 @@
 """What held-out predictions say of training images: doubtful labels, recall by class, whether more images would help.
 
-A label is doubtful if a model that has not seen the image finds another class at least `ODDS` times as probable. A
+A label is doubtful if a model that has not seen the image finds another class at least `ODDS` times as probable, and
+proportionally more where there are more than `FEW_CLASSES` classes: each of them may be the more probable one by
+chance. A
 class is rare if another one has at least `RARE` times as many images, and weak if its recall is at most `WEAK` times
 that of the median class and its 95 % interval ends below that.
 """
@@ -29,7 +31,7 @@ from dca.model.records import Estimate, TrainingImage
 from dca.stats.intervals import wilson_interval
 from dca.training.session import Session
 
-ODDS = 10.0
+ODDS, FEW_CLASSES = 10.0, 10
 # How many pairs of classes are reported, and images that a pair must have.
 MOST_CONFUSED, LEAST_CONFUSED = 3, 2
 # The largest class has so many times as many images as a rare one; share of the median recall that a weak one reaches.
@@ -189,10 +191,20 @@ def expect_more_images(method: Method, accuracy: float) -> MoreImages | None:
     return None
 
 
+def usual_odds(classes: int) -> float:
+    """How many times as probable as the given label another one is for doubtful labels, unless it is said.
+
+    >>> usual_odds(2), usual_odds(10), usual_odds(100)
+    (10.0, 10.0, 110.0)
+    """
+    return ODDS * max(1.0, (classes - 1) / (FEW_CLASSES - 1))
+
+
 def doubtful_labels(
-    images: Sequence[TrainingImage], labels: Sequence[Any], odds: float = ODDS
+    images: Sequence[TrainingImage], labels: Sequence[Any], odds: float | None = None
 ) -> tuple[DoubtfulLabel, ...]:
     """Images whose own label is `odds` times less probable than another, the least probable first."""
+    odds = usual_odds(len(labels)) if odds is None else odds
     rows = [
         DoubtfulLabel(
             index, image.name, str(labels[image.label]), str(labels[held.predicted]), held.probability, held.own
@@ -297,7 +309,7 @@ def check_labels(
     *,
     backbone: str | Path | Encoder = AUTO,
     precision: str = "auto",
-    odds: float = ODDS,
+    odds: float | None = None,
 ) -> LabelCheck:
     """Fit the default method on all training images and look for labels that look wrong; nothing is written.
 
@@ -306,7 +318,7 @@ def check_labels(
         session: Loads backbones, images and features.
         backbone: As for `Classifier`.
         precision: As for `Classifier`.
-        odds: How many times as probable as the given label another one must be.
+        odds: How many times as probable as the given label another one must be; `usual_odds` by default.
 
     Returns:
         Doubtful labels, copies under two labels, and images that cannot be checked.

@@ -14,7 +14,7 @@ from dca.core.text import percent
 from dca.plots import style
 from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, fit_text, new_figure, save_figure
 from dca.stats.calibration import Bins, measure_reliability
-from dca.stats.confusion import order_by_error
+from dca.stats.confusion import count_confusions, order_by_error, select_classes
 from dca.stats.intervals import wilson_interval
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def plot_confusion(
         raise ValueError(f"matrix of shape {counts.shape} for {len(classes)} classes")
     ranked, missing = order_by_error(counts), missing or {}
     ranked = [*ranked, *(c for c in missing if c not in ranked)] or list(range(len(counts)))
-    order, present = ranked[:MOST_ROWS], len(ranked)
+    order, present = select_classes(ranked, count_confusions(counts), MOST_ROWS), len(ranked)
     images = counts.sum(axis=1)[order]
     shown = counts[np.ix_(order, order)]
     cell = min(0.42, max(0.26, 7.5 / len(order)))
@@ -148,7 +148,7 @@ def plot_confusion(
         right, n = int(counts.diagonal().sum()), int(counts.sum())
         below = f"{n - right:,} of {n:,} images wrong; rows: true class, columns: predicted class"
         if len(order) < present:
-            below += f"\nthe {len(order)} classes with the highest error rate, of {present}"
+            below += f"\nthe {len(order)} classes of the most frequent confusions, of {present}"
         for c in list(missing)[:1]:
             rest = f", and {len(missing) - 1:,} more" if len(missing) > 1 else ""
             below += f"\n{fit_text(classes[c], 20)}: {missing[c]}{rest}"

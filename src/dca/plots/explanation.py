@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from dca.core.text import percent
 from dca.plots import style
-from dca.plots.style import BLUE, MUTED, PALE, RULE, fit_text, new_figure, save_figure
+from dca.plots.style import BLUE, MUTED, PALE, RULE, fit_text, fit_width, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIDE, _SMALL, _GAP = 2.2, 0.98, 0.25
+# Distance from one small image to the next.
+_STEP = _SMALL + 0.55
 
 
 def plot_explanation(
@@ -40,12 +42,11 @@ def plot_explanation(
         name, probability = top[0]
         below = f"orange parts speak for {fit_text(target, 26)}, blue ones against it"
         style.add_title(figure, f"{fit_text(name, 40)} ({percent(probability)})", below)
-        for n, (shown, words) in enumerate(((image, "what the model sees"), (heat, f"for {fit_text(target, 26)}"))):
+        for n, (shown, words) in enumerate(
+            ((image, "what the model sees"), (heat, f"for {fit_width(target, _SIDE - 0.3, 8)}"))
+        ):
             _draw_image(figure, shown, 0.3 + n * (_SIDE + _GAP), 1.2, _SIDE, words)
         _draw_bars(figure, top, 0.3 + 2 * (_SIDE + _GAP), 1.2)
-        style.add_text(
-            figure, 0.3, 1.2 + _SIDE + 0.08, "orange speaks for the class, blue against it", size=8, color=MUTED
-        )
         if nearest:
             _draw_nearest(figure, nearest, 1.2 + _SIDE + 0.5)
         return save_figure(figure, path)
@@ -67,7 +68,7 @@ def _draw_bars(figure: Figure, top: Sequence[tuple[str, float]], left: float, hi
     for n, (name, probability) in enumerate(top):
         axes.barh(n + 0.22, 100, height=0.34, color=RULE)
         axes.barh(n + 0.22, 100 * probability, height=0.34, color=PALE if n else BLUE)
-        axes.text(0, n - 0.08, fit_text(name, 30), va="bottom", size=8.5)
+        axes.text(0, n - 0.08, fit_width(name, 2.4 - 0.6, 8.5), va="bottom", size=8.5)
         axes.text(100, n - 0.08, percent(probability), va="bottom", ha="right", size=8.5, color=MUTED)
     axes.set(xlim=(0, 100), ylim=(max(len(top), 4) - 0.4, -0.5), xticks=[], yticks=[])
 
@@ -76,5 +77,5 @@ def _draw_nearest(figure: Figure, nearest: Sequence[tuple[Any, str, float]], top
     """The nearest training images side by side."""
     style.add_text(figure, 0.3, top - 0.3, "nearest training images, with the cosine of their features", size=8.5)
     for n, (image, name, similarity) in enumerate(nearest):
-        left = 0.3 + n * (_SMALL + 0.55)
-        _draw_image(figure, image, left, top, _SMALL, "", f"{fit_text(name, 18)}\n{similarity:.2f}")
+        left = 0.3 + n * _STEP
+        _draw_image(figure, image, left, top, _SMALL, "", f"{fit_width(name, _STEP - 0.1, 8)}\n{similarity:.2f}")

@@ -13,7 +13,7 @@ import numpy as np
 from dca.core.text import format_seconds, percent
 from dca.plots import style
 from dca.plots.class_bars import ClassResult, draw_bars, select_hardest, sum_classes
-from dca.plots.style import GREEN, MUTED, RED, TEXT, fit_text, new_figure, save_figure
+from dca.plots.style import GREEN, MUTED, RED, TEXT, fit_text, fit_width, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -194,10 +194,11 @@ def plot_doubtful_labels(
     """
     frames = []
     for image, file, label, other, p in zip(images, files, given, suggested, probabilities, strict=True):
+        suggestion = fit_width(other, _TILE + _GAP / 2, 7.2, bold=True, frame=f"→ {{}} ({p:.2f})")
         lines = [
-            (fit_text(label, 19), {"size": 7, "color": TEXT}),
-            (f"→ {fit_text(other, 11)} ({p:.2f})", {"size": 7.2, "color": RED, "weight": "bold"}),
-            (fit_text(file, 19), {"size": 6.4, "color": MUTED}),
+            (fit_width(label, _TILE, 7), {"size": 7, "color": TEXT}),
+            (suggestion, {"size": 7.2, "color": RED, "weight": "bold"}),
+            (fit_width(file, _TILE, 6.4), {"size": 6.4, "color": MUTED}),
         ]
         frames.append(_Frame(image, RED, lines))
     columns = max(1, min(columns, len(frames)))

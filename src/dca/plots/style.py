@@ -112,6 +112,25 @@ def fit_text(text: str, most: int = 28) -> str:
     return kept[: most - 1 - tail].rstrip() + "…" + kept[len(kept) - tail :].lstrip()
 
 
+def fit_width(text: str, inches: float, size: float, *, bold: bool = False, frame: str = "{}") -> str:
+    """Text of a font size, in points, that is at most so many inches wide: letters differ in width.
+
+    frame: what stands around it, which is not cut.
+    """
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(family=list(_fonts()), weight="bold" if bold else "normal")
+    words, most = fit_text(text, 200), 200
+    while most > 3:
+        path = TextPath((0, 0), frame.replace("{}", words), size=size, prop=font, usetex=False)
+        if path.get_extents().width <= 72 * inches:
+            break
+        most = min(most, len(words)) - 1
+        words = fit_text(text, most)
+    return frame.replace("{}", words)
+
+
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
     """Make a figure of this size in inches in the common style. Use and save it inside the context."""

@@ -8,7 +8,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from dca.backbones.sources import AUTO, SEPARATOR, is_public_name, join_prefix, split_prefix
+from dca.backbones.sources import (
+    ADAPTERS,
+    AUTO,
+    SEPARATOR,
+    is_public_name,
+    join_prefix,
+    name_without_path,
+    split_prefix,
+)
 from dca.core.choices import RULES, ProtocolName, Rules
 from dca.core.errors import UserError, unknown_name
 from dca.core.options import as_json, changed_values
@@ -185,5 +193,5 @@ def _public_name(name: str) -> str:
     """One name as it is, or without the path of this machine in it."""
     if is_public_name(name):
         return name
-    prefix, path = split_prefix(name)
-    return join_prefix(prefix, last_part(path))
+    prefix, place = split_prefix(name)
+    return join_prefix(prefix, name_without_path(place) if prefix in ADAPTERS else last_part(place))

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
-from dca.images.decode import FORMATS, ImageRefusedError, center_crop, enable_heif, load_rgb, open_header
+from dca.images.decode import FORMATS, Crop, ImageRefusedError, center_crop, enable_heif, load_rgb, open_header
 
 # Longer side of a thumbnail in pixels, and its JPEG quality.
 THUMBNAIL, QUALITY = 320, 82
@@ -31,11 +31,11 @@ LENGTH = 4
 class DecodeOptions:
     """How images are decoded.
 
-    crops: size, resize and resample of each encoder's preprocessing. pixels: most pixels of an image. memory: bytes
-    that the process may use beyond those at its start.
+    crops: of each encoder's preprocessing. pixels: most pixels of an image. memory: bytes that the process may use
+    beyond those at its start.
     """
 
-    crops: Sequence[tuple[int, int | None, int]]
+    crops: Sequence[Crop]
     pixels: int
     memory: int
 

@@ -58,7 +58,7 @@ class DecoderPool:
     """
 
     def __init__(self, preprocess: Pixels, options: ServeOptions) -> None:
-        sizes = [size for size, _, _ in preprocess.crops]
+        sizes = [size for size, *_ in preprocess.crops]
         self._shape = (3, sizes[0], sizes[0]) if len(sizes) == 1 else (preprocess.values,)
         self._seconds = options.decode_seconds
         self._options = DecodeOptions(preprocess.crops, options.pixels, options.decode_memory)

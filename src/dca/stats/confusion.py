@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -31,6 +33,25 @@ def order_by_error(counts: NDArray[np.int64]) -> list[int]:
     errors, false_alarms = images - hits, counts.sum(axis=0) - hits
     share = errors / np.maximum(images, 1)
     return sorted(present, key=lambda c: (not images[c], -share[c], -errors[c], -false_alarms[c], c))
+
+
+def count_confusions(counts: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """All wrong pairs of counts (C, C): true class, answer and number of images, the most frequent first."""
+    wrong = counts - np.diag(counts.diagonal())
+    pairs = [(int(a), int(b), int(wrong[a, b])) for a, b in np.argwhere(wrong)]
+    return sorted(pairs, key=lambda pair: (-pair[2], pair[:2]))
+
+
+def select_classes(order: Sequence[int], pairs: Sequence[tuple[int, int, int]], most: int) -> list[int]:
+    """At most so many classes in the given order: all of them, or those of the most frequent confusions.
+
+    With many classes, those with the highest error rates are hardly ever taken for each other.
+    """
+    if len(order) <= most:
+        return list(order)
+    ranked = dict.fromkeys([c for a, b, _ in pairs for c in (a, b)] + list(order))
+    kept = set(list(ranked)[:most])
+    return [c for c in order if c in kept]
 
 
 def order_by_need(counts: NDArray[np.int64]) -> list[int]:

@@ -31,7 +31,7 @@ class PublishedNumber:
         table: Table or place in that source.
         label: The row as printed there; rows of the DCA paper's ablations are called as in our specifications.
         method: Our name of the method; empty if we do not have it.
-        backbone: "vit-b-16" or "rn50".
+        backbone: "vit-b-16" or "RN50".
         protocol: "few-shot", "base-to-new" or "domain-shift".
         shots: Images per class; None where they do not matter.
         dataset: Our name of the dataset; "average" for a printed mean, "all" where it does not matter.

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dca.backbones.sources import MINI, hub_id, list_backbones
+from dca.backbones.sources import ADAPTED, ADAPTERS, MINI, hub_id, list_backbones, split_prefix
 from dca.core.errors import UserError
 from dca.core.files import explain_write_errors, write_json
 from dca.core.hints import choose_backbone, list_datasets
@@ -237,7 +237,10 @@ def _data_problem(name: str, root: Path | None) -> UserError | None:
 
 def _backbone_problem(name: str) -> UserError | None:
     """Why a backbone cannot be loaded without the network; None if it can."""
-    if name == MINI or Path(name).expanduser().exists() or list_backbones().get(name):
+    prefix, place = split_prefix(name)
+    if prefix in ADAPTERS or name in ADAPTED:
+        return None  # the library says what is missing
+    if name == MINI or Path(place).expanduser().exists() or list_backbones().get(name):
         return None
     if (repo := hub_id(name)) is None:
         return UserError(f"backbone {name}: no such file or folder", hint=choose_backbone())

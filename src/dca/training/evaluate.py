@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from dca.core.progress import stage_progress
 from dca.images.decode import ImageLike, Unreadable, unreadable_error
 from dca.methods.base import Method
 from dca.stats.calibration import calibration_error
+from dca.stats.one_against_rest import ClassScores, MeanScores, mean_scores, score_classes
 from dca.training.pipeline import encode_batches
 from dca.training.session import Session
 
@@ -145,6 +146,7 @@ class Evaluation:
         per_class: Accuracy of each class that has images, by label.
         ece: Expected calibration error over 15 equal bins of the largest probability.
         seen_in_training: How many of the images the model was trained on, where that is known.
+        scores: Precision, recall, F1 and ROC AUC of each class against the others, by label.
 
     Example:
         >>> import numpy as np
@@ -161,6 +163,12 @@ class Evaluation:
     per_class: dict[Any, float]
     ece: float
     seen_in_training: int = 0
+    scores: Mapping[Any, ClassScores] = field(default_factory=dict)
+
+    @property
+    def mean_scores(self) -> MeanScores:
+        """Means of `scores` over the classes that have images."""
+        return mean_scores(list(self.scores.values()))
 
     @property
     def n(self) -> int:
@@ -180,6 +188,8 @@ class Evaluation:
             "n": self.n,
             "classes": len(self.labels),
             "per_class": {str(label): value for label, value in self.per_class.items()},
+            "mean_scores": self.mean_scores.to_dict(),
+            "scores": {str(label): value.to_dict() for label, value in self.scores.items()},
             "ece": self.ece,
             "seen_in_training": self.seen_in_training,
         }
@@ -193,4 +203,18 @@ def evaluate_predictions(probs: NDArray[np.float64], truth: NDArray[np.int64], l
         rows[labels[index]].append(hit)
     per_class = {label: sum(hits) / len(hits) for label, hits in rows.items() if hits}
     ece = calibration_error(probs.max(axis=1), right)
-    return Evaluation(probs, truth, tuple(labels), float(right.mean()), per_class, ece)
+    return Evaluation(
+        probs, truth, tuple(labels), float(right.mean()), per_class, ece, scores=_score_labels(probs, truth, labels)
+    )
+
+
+def _score_labels(
+    probs: NDArray[np.float64], truth: NDArray[np.int64], labels: Sequence[Any]
+) -> dict[Any, ClassScores]:
+    """Scores by label. Classes of the same label have the sum of their probabilities."""
+    different = list(dict.fromkeys(labels))
+    index = np.array([different.index(label) for label in labels], dtype=np.int64)
+    joined = np.zeros((len(probs), len(different)))
+    np.add.at(joined.T, index, probs.T)
+    found = score_classes(index[truth], index[probs.argmax(axis=1)], joined, len(different))
+    return dict(zip(different, found, strict=True))

@@ -61,8 +61,7 @@ def pixels_of(size: int) -> Tensor:
 
 def make_reference(folder: Path, config: dict[str, Any]) -> Reference:
     """A random model of open_clip in a folder as its hub repositories have it."""
-    import open_clip
-
+    open_clip = pytest.importorskip("open_clip", reason="needs open_clip")
     torch.manual_seed(0)
     model = shake(open_clip.CLIP(**config, quick_gelu=True))
     for norm in model.modules():

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def test_an_open_clip_folder_is_read(tmp_path: Path, tiny_folder: Path, wide: CL
         "preprocess_cfg": {"mean": list(wide.preprocess.mean), "std": list(wide.preprocess.std)},
     }  # fmt: skip
     (folder / "open_clip_config.json").write_text(json.dumps(config))
+    wide.preprocess = replace(wide.preprocess, even=True)  # as torchvision cuts
     assert CLIP.from_pretrained(folder).digest == wide.digest
 
 

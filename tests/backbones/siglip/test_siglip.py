@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE, Unigram
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,12 +25,12 @@ from dca.backbones.loading import load_encoder
 from dca.backbones.siglip import SigLIP
 from dca.core.errors import UserError
 from dca.core.files import write_json
+from helpers.families import gemma, gemma_tables, sentence_piece
 from helpers.references import photos, shake, texts
 
 # Largest difference of unit features.
 CLOSE = 2e-5
 LENGTH = 24
-WORDS = "a photo of cat dog flower accordion on table in 1999 more painting the an".split()
 
 
 class Kind(NamedTuple):
@@ -59,34 +58,6 @@ class Reference(NamedTuple):
         eot, pad = (tokenizer.token_to_id(self.kind.config[name]) for name in ("eos_token", "pad_token"))
         rows = [tokenizer.encode(self.clean(s), add_special_tokens=False).ids[: LENGTH - 1] for s in sentences]
         return torch.tensor([[*row, eot, *[pad] * (LENGTH - 1 - len(row))] for row in rows])
-
-
-def sentence_piece() -> Tokenizer:
-    """A tokenizer like SigLIP's: pieces with a score, one of which ends and fills a text."""
-    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((c, -6.0) for c in string.ascii_lowercase + string.digits + "▁ß")]
-    pieces += [("▁" + word, -2.0) for word in WORDS] + [("flow", -3.0), ("er", -3.0)]
-    tokenizer = Tokenizer(Unigram(pieces, unk_id=0))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens(["</s>", "<unk>"])
-    return tokenizer
-
-
-def gemma_tables() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges in the manner of Gemma's: case matters, and spaces are parts of tokens."""
-    letters = string.ascii_letters + string.digits + string.punctuation + "▁ß"
-    merges = [("▁", "a"), ("▁", "o"), ("▁o", "f"), ("c", "a"), ("ca", "t"), ("▁", "cat"), ("p", "h"), ("D", "o")]
-    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *letters, *(a + b for a, b in merges)]
-    return {token: n for n, token in enumerate(dict.fromkeys(tokens))}, merges
-
-
-def gemma() -> Tokenizer:
-    vocabulary, merges = gemma_tables()
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
-    tokenizer.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
-    return tokenizer
 
 
 def canonicalize(text: str) -> str:
@@ -177,8 +148,7 @@ def open_clip_reference(
     folder: Path, kind: Kind, sizes: dict[str, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> Reference:
     """A random SigLIP of open_clip in a folder as its hub repositories have it."""
-    import open_clip
-    import timm
+    open_clip, timm = (pytest.importorskip(name, reason=f"needs {name}") for name in ("open_clip", "timm"))
     from open_clip.tokenizer import _clean_canonicalize
     from open_clip.transform import image_transform
 

@@ -105,7 +105,7 @@ def load_clip(source: str | Path, *, revision: str | None = None, cache_dir: str
     clip.source = name
     digest = clip.digest  # computed here, once for the life of the object
     if checkpoint.local:
-        record_location(digest, path, architecture)
+        record_location(digest, path, join_prefix(architecture, ""))
     return clip
 
 

@@ -83,13 +83,15 @@ function resampleLines(pixels, lines, lineStep, step, rows) {
 
 // The square that the model takes: RGB values (size, size, 3) of an RGBA image, as `crop` of predict.py.
 function cropPixels(pixels, width, height, preprocess) {
-  const { size, resize, resample } = preprocess;
+  const { size, resize, resample, even } = preprocess;
   let target = [size, size];
   if (resize !== null) {
     const scaled = Math.trunc((resize * Math.max(width, height)) / Math.min(width, height));
     target = width <= height ? [resize, scaled] : [scaled, resize];
   }
-  const left = Math.floor((target[0] - size) / 2), top = Math.floor((target[1] - size) / 2);
+  // Half a pixel: to the even number, as torchvision rounds, or down.
+  const halve = margin => (even && margin % 4 === 3 ? (margin + 1) / 2 : Math.floor(margin / 2));
+  const left = halve(target[0] - size), top = halve(target[1] - size);
   const columns = computeWeights(width, target[0], left, size, resample);
   const rows = computeWeights(height, target[1], top, size, resample);
   // Each pass rounds, so their order matters. Since Pillow 13, images that become much lower are first made lower.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dca.report.page import Section
 from dca.report.reported_model import ReportedModel, UnseenPredictions
 from dca.report.svg import drawing, element, rect
-from dca.stats.confusion import order_by_error
+from dca.stats.confusion import count_confusions, order_by_error, select_classes
 
 # Classes in the matrix: as many as fit on a phone. With more classes, the frequent pairs and an overview follow.
 MOST, PAIRS = 12, 15
@@ -33,7 +33,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     counts = predictions.confusion(len(labels))
     order, pairs = order_by_error(counts), count_confusions(counts)
     many = len(order) > MOST
-    shown = select_classes(order, pairs)
+    shown = select_classes(order, pairs, MOST)
     behind = _collect_images(reported, predictions, [(a, b) for a, b, _ in pairs])
     linked = {(row["a"], row["b"]) for row in behind}
     return {
@@ -46,22 +46,6 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         "overview": draw_overview(counts, cluster_classes(counts, order), labels) if many else "",
         "behind": behind,
     }
-
-
-def count_confusions(counts: Counts) -> list[tuple[int, int, int]]:
-    """All wrong pairs: true class, answer and number of images, the most frequent first."""
-    wrong = counts - np.diag(counts.diagonal())
-    pairs = [(int(a), int(b), int(wrong[a, b])) for a, b in np.argwhere(wrong)]
-    return sorted(pairs, key=lambda pair: (-pair[2], pair[:2]))
-
-
-def select_classes(order: Sequence[int], pairs: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Classes of the matrix in the given order: all of them, or those of the most frequent confusions."""
-    if len(order) <= MOST:
-        return list(order)
-    ranked = dict.fromkeys([c for a, b, _ in pairs for c in (a, b)] + list(order))
-    kept = set(list(ranked)[:MOST])
-    return [c for c in order if c in kept]
 
 
 def cluster_classes(counts: Counts, order: Sequence[int]) -> list[int]:

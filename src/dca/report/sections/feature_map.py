@@ -1,8 +1,10 @@
 """A flat map of the image features, with the spread of each class as an ellipse and the texts as stars.
 
 Two planes: through the two classes that are confused most (x: from one mean to the other; y: the direction in which
-these two classes vary most otherwise), and the two directions in which all features vary most (PCA). Both are plain
-projections, so distances in the drawing are distances of features.
+these two classes vary most otherwise), and the two directions in which all features vary most (PCA). The second is a
+plain projection, so distances in the drawing are distances of features. In the first, every image of the two classes
+stands where it would if it had not been among those whose means make x: with few images and many dimensions, the
+difference of two means separates even classes that are the same.
 """
 
 from __future__ import annotations
@@ -58,10 +60,11 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     first = [a, b]
     second = _choose_coloured(reported, cloud, first)
     shared = float((cloud.images @ spread.T).square().sum() / cloud.images.square().sum())
+    places, title = project_left_out(cloud, pair, a, b), f"Plane of {cloud.names[a]} and {cloud.names[b]}"
     return {
-        "pair": draw_plane(cloud, pair, first, f"Plane of {cloud.names[a]} and {cloud.names[b]}"),
+        "pair": draw_plane(cloud, pair, first, places, title),
         "pair_legend": make_legend(cloud, first),
-        "spread": draw_plane(cloud, spread, second, "Plane of the two main directions"),
+        "spread": draw_plane(cloud, spread, second, cloud.images @ spread.T, "Plane of the two main directions"),
         "spread_legend": make_legend(cloud, second),
         "a": cloud.names[a],
         "b": cloud.names[b],
@@ -116,6 +119,26 @@ def find_pair_plane(cloud: CentredFeatures, a: int, b: int) -> Tensor:
     return torch.stack([step, find_main_directions(across, 1, step)[0]])
 
 
+def project_left_out(cloud: CentredFeatures, plane: Tensor, a: int, b: int) -> Tensor:
+    """Places (N, 2) in the plane (2, D) of `find_pair_plane`, x of each image of a and b by the means without it.
+
+    x is then the distance from the middle of the two means, along the line between them. The only image of a class
+    stays where it is.
+    """
+    places, means = cloud.images @ plane.T, {c: cloud.of_class(c).mean(dim=0) for c in (a, b)}
+    middle = (means[a] + means[b]) / 2
+    for own in (a, b):
+        rows, sign = (cloud.classes == own).nonzero()[:, 0], 1.0 if own == a else -1.0
+        x, n = cloud.images[rows], len(rows)
+        if n < 2:
+            continue
+        without = (n * means[own] - x) / (n - 1)
+        other = means[b if own == a else a]
+        step, centre = sign * F.normalize(without - other, dim=-1), (without + other) / 2
+        places[rows, 0] = ((x - centre) * step).sum(dim=-1) + middle @ plane[0]
+    return places
+
+
 def find_main_plane(cloud: CentredFeatures) -> Tensor:
     """Orthonormal axes (2, D) of the largest variance of all images."""
     return find_main_directions(cloud.images - cloud.images.mean(dim=0), 2)
@@ -149,9 +172,12 @@ def _choose_coloured(reported: ReportedModel, cloud: CentredFeatures, first: Seq
     return [c for c in ranked if c in present][:COLOURED]
 
 
-def draw_plane(cloud: CentredFeatures, axes: Tensor, coloured: Sequence[int], title: str) -> Markup:
-    """All images in a plane (2, D): the coloured classes with shapes and ellipses, the others pale behind them."""
-    points, texts = cloud.images @ axes.T, cloud.texts @ axes.T
+def draw_plane(cloud: CentredFeatures, axes: Tensor, coloured: Sequence[int], points: Tensor, title: str) -> Markup:
+    """All images in a plane (2, D): the coloured classes with shapes and ellipses, the others pale behind them.
+
+    points: places of the images (N, 2).
+    """
+    texts = cloud.texts @ axes.T
     ellipses = {c: make_ellipse(points[cloud.classes == c]) for c in coloured}
     corners = [points, texts[:, list(coloured)].flatten(0, 1), *(e for e in ellipses.values() if e is not None)]
     x, y = _equal_scales(torch.cat(corners))

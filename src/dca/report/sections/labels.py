@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dca.core.text import to_printable
-from dca.model.findings import ODDS, doubtful_labels
+from dca.model.findings import doubtful_labels, usual_odds
 from dca.report.page import Section
 from dca.report.reported_model import ReportedModel
 
@@ -25,7 +25,8 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         index = known.get(model.training_images_[row.index].sha256, -1)
         thumbnail = reported.training_thumbnail(index, SIDE)
         rows.append({**row.to_dict(), "name": to_printable(row.image), "thumbnail": thumbnail})
-    return {"rows": rows, "count": len(doubtful), "odds": f"{ODDS:g}", "gallery": gallery is not None}
+    odds = f"{usual_odds(len(model.classes_)):.0f}"
+    return {"rows": rows, "count": len(doubtful), "odds": odds, "gallery": gallery is not None}
 
 
 SECTION = Section("labels", "Labels to check", build)

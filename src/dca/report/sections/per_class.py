@@ -7,8 +7,9 @@ from typing import Any
 
 from dca.plots.class_bars import ClassResult, count_correct_by_class
 from dca.report.page import Section
-from dca.report.reported_model import ReportedModel
+from dca.report.reported_model import ReportedModel, UnseenPredictions
 from dca.stats.intervals import wilson_interval
+from dca.stats.one_against_rest import ClassScores, mean_scores, score_classes
 
 MOST = 24
 
@@ -26,18 +27,28 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         missing=predictions.missing,
     )
     tested = sorted((row for row in results if row.images), key=lambda row: (row.adapted / row.images, row.name))
-    rows = [_describe_bar(row) for row in tested]
+    scores = score_predictions(reported, predictions)
+    rows = [_describe_bar(row, scores[row.name]) for row in tested]
     return {
         "first": rows[:MOST],
         "rest": rows[MOST:],
         "basis": predictions.basis,
         "zero_shot": predictions.zero_shot is not None,
+        "means": mean_scores(list(scores.values())),
         "missing": [(row.name, row.missing) for row in results if row.missing],
         "untested": sum(not row.images and not row.missing for row in results),
     }
 
 
-def _describe_bar(row: ClassResult) -> dict[str, Any]:
+def score_predictions(reported: ReportedModel, predictions: UnseenPredictions) -> dict[str, ClassScores]:
+    """Precision, recall and F1 by label; the AUC only where all probabilities are known, which is on test images."""
+    if reported.evaluation is not None:
+        return {str(label): scores for label, scores in reported.evaluation.scores.items()}
+    found = score_classes(predictions.truth, predictions.predicted, None, len(reported.labels))
+    return dict(zip(reported.labels, found, strict=True))
+
+
+def _describe_bar(row: ClassResult, scores: ClassScores) -> dict[str, Any]:
     """Positions in per cent."""
     low, high = wilson_interval(row.adapted / row.images, row.images)
     share = 100 * row.adapted / row.images
@@ -49,6 +60,7 @@ def _describe_bar(row: ClassResult) -> dict[str, Any]:
         "zero_shot": None if row.zero_shot is None else 100 * row.zero_shot / row.images,
         "right": row.adapted,
         "n": row.images,
+        "scores": scores,
         "said": f"{share:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f}",
     }
 

@@ -1,0 +1,106 @@
+"""Charts of many classes and of long names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dca.plots import style
+from dca.plots.charts import MOST_ROWS, plot_confusion
+from dca.plots.explanation import plot_explanation
+from dca.plots.image_grid import plot_doubtful_labels
+from dca.stats.confusion import count_confusions, order_by_error, select_classes
+
+NAMES = ["WWWWWWWWWWWWWWWWWWWWWWWWWWW", "Mammuthus primigenius", "m" * 40, "il" * 30]
+
+
+def test_of_150_classes_those_are_shown_that_are_taken_for_each_other() -> None:
+    """Each of 75 pairs is confused; the classes with the highest error rates are of different pairs."""
+    counts = 8 * np.eye(150, dtype=np.int64)
+    for n in range(75):
+        a, b = n, 149 - n
+        counts[a, b] = 1 + n % 5
+        counts[a, a] -= counts[a, b]
+    order = order_by_error(counts)
+    shown = select_classes(order, count_confusions(counts), MOST_ROWS)
+    off = counts[np.ix_(shown, shown)].sum() - counts[shown, shown].sum()
+    first = order[:MOST_ROWS]
+    assert counts[np.ix_(first, first)].sum() == counts[first, first].sum(), "an empty grid"
+    assert off >= 15
+    assert len(shown) == MOST_ROWS
+    assert shown == [c for c in order if c in shown]
+
+
+def test_the_chart_of_150_classes_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    counts = 8 * np.eye(150, dtype=np.int64)
+    counts[3, 140] = 5
+    path = plot_confusion(counts, [f"class {n}" for n in range(150)], tmp_path / "a.svg")
+    assert path.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_fits_a_width(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    words = style.fit_width(name, 1.0, 7)
+    font = FontProperties(family=list(style._fonts()))
+    assert TextPath((0, 0), words, size=7, prop=font).get_extents().width <= 72
+    longer = style.fit_width(name, 5.0, 7)
+    assert len(longer) >= len(words)
+
+
+def overlaps(figure: object) -> list[tuple[str, str]]:
+    """Texts of a figure whose boxes overlap."""
+    from matplotlib.text import Text
+
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]  # type: ignore[attr-defined]
+    boxes = [text.get_window_extent(renderer).shrunk(0.98, 0.8) for text in texts]
+    return [
+        (texts[i].get_text(), texts[j].get_text())
+        for i in range(len(texts))
+        for j in range(i)
+        if boxes[i].overlaps(boxes[j])
+    ]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The figures that are saved, with a canvas that measures."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from dca.plots import explanation, image_grid
+
+    saved: list[object] = []
+
+    def keep(figure: object, path: Path) -> Path:
+        FigureCanvasAgg(figure)  # type: ignore[arg-type]
+        figure.canvas.draw()  # type: ignore[attr-defined]
+        saved.append(figure)
+        return path
+
+    for module in (image_grid, explanation):
+        monkeypatch.setattr(module, "save_figure", keep)
+    return saved
+
+
+def test_captions_of_doubtful_labels_do_not_overlap(figures: list[object], tmp_path: Path) -> None:
+    n = 12
+    images = [np.zeros((20, 20, 3), np.uint8)] * n
+    words = [NAMES[k % 4] for k in range(n)]
+    plot_doubtful_labels(images, words, words, words[::-1], [0.987] * n, tmp_path / "a.png", found=40, of=400)
+    assert overlaps(figures[0]) == []
+
+
+def test_captions_of_an_explanation_do_not_overlap(figures: list[object], tmp_path: Path) -> None:
+    image = np.zeros((20, 20, 3), np.uint8)
+    top = [(name, 0.25) for name in NAMES]
+    nearest = [(image, name, 0.9) for name in NAMES]
+    plot_explanation(image, image, top, nearest, tmp_path / "a.png", target=NAMES[0])
+    assert overlaps(figures[0]) == []
