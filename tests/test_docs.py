@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dca.backbones.sources import HUB_IDS
+from dca.backbones.sources import ADAPTED, HUB_IDS
 from dca.cli import main
 from dca.core.errors import UserError
 from dca.datasets.sample import write_sample
@@ -209,7 +209,7 @@ def test_backbones_that_pages_name_exist() -> None:
     text = "\n".join(c for page in PAGES for c in commands(page))
     named = set(re.findall(r"--backbone ([\w-]+)(?=\s|$)", text))
     assert named
-    assert named <= {*HUB_IDS, "mini"}
+    assert named <= {*HUB_IDS, *ADAPTED, "mini"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -94,6 +94,12 @@ class TextTokenizer(Protocol):
         """sha256 of all that decides ids."""
 
 
+# What every encoder with two towers can do; the image tower adds its own.
+TEXT_ABILITIES = frozenset({
+    Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.TEXT_PROMPTS, Ability.TEXT_LAYERS,
+})  # fmt: skip
+
+
 class ImageTower(nn.Module, ABC):
     """An image tower.
 
@@ -234,8 +240,7 @@ class DualEncoder(Encoder, ABC):
     @property
     def abilities(self) -> frozenset[Ability]:  # type: ignore[override]
         """Those of every text tower, and those of the image tower."""
-        texts = {Ability.IMAGE_FEATURES, Ability.TEXT_FEATURES, Ability.TEXT_PROMPTS, Ability.TEXT_LAYERS}
-        return self.visual.abilities | texts
+        return self.visual.abilities | TEXT_ABILITIES
 
     @property
     def device(self) -> torch.device:

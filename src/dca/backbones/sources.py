@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,13 @@ HUB_IDS = {
     "laion-vit-b-32": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
     "laion-vit-l-14": "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
     "laion-vit-h-14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    "datacomp-vit-b-16": "laion/CLIP-ViT-B-16-DataComp.XL-s13B-b90K",
+    "dfn-vit-b-16": "apple/DFN2B-CLIP-ViT-B-16",
+    "metaclip-vit-b-16": "timm/vit_base_patch16_clip_224.metaclip_2pt5b",
     "siglip-b-16": "google/siglip-base-patch16-224",
+    "siglip-so400m-14": "google/siglip-so400m-patch14-384",
     "siglip2-b-16": "google/siglip2-base-patch16-224",
+    "siglip2-l-16": "google/siglip2-large-patch16-256",
     "siglip2-so400m-14": "google/siglip2-so400m-patch14-224",
     **{name: model.repository for name, model in OPENAI_MODELS.items()},
 }
@@ -211,14 +217,32 @@ def source_name(path: Path) -> str:
 
 
 def list_backbones() -> dict[str, str | None]:
-    """Short names of backbones, each with its folder on this machine; None for one that is downloaded on first use."""
-    from huggingface_hub import try_to_load_from_cache
-
+    """Short names of backbones, each with its folder or file on this machine; None for those that are not."""
     folders: dict[str, str | None] = {MINI: str(mini_folder()) if mini_folder().is_dir() else None}
+    folders |= {name: _find_package(requirement) for name, requirement in PACKAGED.items()}
     for name, repo in HUB_IDS.items():
-        config = try_to_load_from_cache(repo, "config.json")
-        folders[name] = str(Path(config).parent) if isinstance(config, str) else None
-    return folders
+        file = OPENAI_MODELS[name].path if name in OPENAI_MODELS else None
+        folders[name] = str(file) if file is not None and file.is_file() else _find_cached(repo)
+    return folders | {name: _find_cached(source.partition(":")[2]) for name, source in ADAPTED.items()}
+
+
+def _find_package(requirement: str) -> str | None:
+    """The folder of an installed package of weights; None if it is not installed."""
+    try:
+        return str(distribution(requirement.partition("==")[0]).locate_file(""))
+    except PackageNotFoundError:
+        return None
+
+
+def _find_cached(repo: str) -> str | None:
+    """The folder of a hub repository in the cache; None if it is not there, or the name is not that of a repository."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):  # what is no id is refused where it is looked for
+        found = [try_to_load_from_cache(repo, name) for name in CONFIGS] if is_hub_id(repo) else []
+        return next((str(Path(file).parent) for file in found if isinstance(file, str)), None)
+    return None
 
 
 def find_backbone(source: str, digest: str) -> str | Path:
@@ -253,7 +277,7 @@ def require_permission(source: str | Path, named_by: Path) -> None:
     place = split_prefix(name)[1]
     if name in (MINI, *HUB_IDS, *ADAPTED) or find_local(place) is not None or not is_hub_id(place):
         return
-    if os.environ.get(ALLOW_DOWNLOADS, "") not in ("", "0") or _is_cached(place):
+    if os.environ.get(ALLOW_DOWNLOADS, "") not in ("", "0") or _find_cached(place) is not None:
         return
     if ask_user(f"{named_by} needs the backbone {name}: fetch it from the Hugging Face hub?"):
         return
@@ -262,16 +286,6 @@ def require_permission(source: str | Path, named_by: Path) -> None:
         details=["a model from others decides what would be fetched, so you are to allow it"],
         hint=[choose_backbone(name), f"set {ALLOW_DOWNLOADS}=1 for all models"],
     )
-
-
-def _is_cached(repo: str) -> bool:
-    """Whether files of a hub repository are on this machine."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    with suppress(HFValidationError):  # what is no id is refused where it is looked for
-        return any(isinstance(try_to_load_from_cache(repo, name), str) for name in CONFIGS)
-    return False
 
 
 def join_prefix(prefix: str | None, name: str) -> str:

@@ -122,7 +122,12 @@ def device_flags(function: F) -> F:
         help="auto, fp32 or bf16: precision of the CLIP towers. auto is bf16 on a GPU, and for frozen features of "
         "full-size towers on a CPU with instructions for it; fp32 elsewhere.",
     )(function)
-    return click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")(function)
+    return click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="auto, cpu, cuda, cuda:1, mps (Apple's GPU, for frozen features), ...",
+    )(function)
 
 
 def architecture_flag(function: F) -> F:

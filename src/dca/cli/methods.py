@@ -17,6 +17,7 @@ from dca.cli.completion import complete_method
 from dca.core.errors import nearest
 
 if TYPE_CHECKING:
+    from dca.methods.compatibility import Compatibility
     from dca.methods.summary import MethodSummary
 
 WIDEST = 100
@@ -39,13 +40,15 @@ class Methods(Group):
 
 
 @click.group(cls=Methods, invoke_without_command=True)
+@click.option("--backbone", default=None, metavar="NAME", help="Say which methods run on this backbone.")
 @json_flag
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(ctx: click.Context, backbone: str | None, as_json: bool) -> None:
     """List the methods by speed and measured accuracy; `dca methods show NAME` explains one and its options.
 
     \b
     dca methods                              which one to choose, and all of them
+    dca methods --backbone siglip2-b-16      which of them run on a backbone
     dca methods show coop                    its equations, options, limits and paper
     dca methods new my_method                write a package with a method of your own, and its test
     dca methods check my_method              whether it does what every method must
@@ -54,6 +57,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from dca.methods.registry import all_methods
+
+    if backbone is not None:
+        from dca.methods.compatibility import abilities_of, check_method
+
+        abilities = abilities_of(backbone)
+        found = [check_method(method, abilities) for method in all_methods().values() if not method.fits_others]
+        if as_json:
+            emit({"backbone": backbone, "methods": [asdict(one) for one in found]})
+        else:
+            print_lines(*format_compatibility(backbone, found))
+        return
     from dca.methods.summary import sort_rows, summarize
 
     rows = sort_rows(summarize(method) for method in all_methods().values())
@@ -61,6 +75,23 @@ def command(ctx: click.Context, as_json: bool) -> None:
         emit([asdict(row) for row in rows])
     else:
         print_lines(*format_methods(rows, shutil.get_terminal_size((WIDEST, 24)).columns))
+
+
+def format_compatibility(backbone: str, found: Sequence[Compatibility]) -> list[str]:
+    """The methods that run on a backbone, those that need an option for it, and the others with what is missing."""
+    columns = max(min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST), 40)
+    style: Any = {"initial_indent": "  ", "subsequent_indent": "    ", "break_on_hyphens": False}
+    running = [one.method for one in found if one.runs and not one.settings]
+    lines = [f"on {backbone} run {len([one for one in found if one.runs])} of {len(found)} methods:"]
+    lines += textwrap.wrap(", ".join(running), columns, **style)
+    for one in found:
+        if one.runs and one.settings:
+            lines += textwrap.wrap(f"{one.method}, with --set {' or --set '.join(one.settings)}", columns, **style)
+    others = [one for one in found if not one.runs]
+    lines += ["not on it:"] if others else []
+    for one in others:
+        lines += textwrap.wrap(f"{one.method}: needs {' and '.join(one.missing)}", columns, **style)
+    return lines
 
 
 def format_methods(rows: Sequence[MethodSummary], columns: int) -> list[str]:

@@ -41,13 +41,15 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of this name; "auto" is a CUDA GPU if there is one, else the CPU.
+    """The device of this name; "auto" is a CUDA GPU if there is one, else Apple's (MPS), else the CPU.
 
     Raises:
         UserError: There is no such device, or it does not work.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -65,6 +67,14 @@ def _explain_missing_cuda() -> str:
     if torch.version.cuda is None:
         return "no CUDA device here (this build of torch has no CUDA)"
     return "no CUDA device here (torch finds no GPU with a working driver)"
+
+
+def split_device(device: torch.device) -> tuple[torch.device, torch.device]:
+    """Where methods compute, and where frozen features are made: the same device, but for Apple's GPU.
+
+    It has no float64, in which statistics of features and their solvers compute, so methods stay on the CPU.
+    """
+    return (torch.device("cpu") if device.type == "mps" else device), device
 
 
 def compute_dtype(device: torch.device, precision: str) -> torch.dtype:

@@ -23,7 +23,7 @@ from dca.backbones.encoder import Encoder
 from dca.backbones.loading import load_encoder, split_names
 from dca.backbones.pool import Pool
 from dca.core.choices import DEFAULT_METHOD, Rules
-from dca.core.device import compute_dtype, feature_dtype, resolve_device, start_gpu_libraries
+from dca.core.device import compute_dtype, feature_dtype, resolve_device, split_device, start_gpu_libraries
 from dca.core.errors import UserError
 from dca.core.files import json_digest
 from dca.core.parallel import map_in_order
@@ -122,7 +122,8 @@ class Session:
     while it does not change, and keep recently decoded training images in memory.
 
     Args:
-        device: "auto", "cpu", "cuda", "cuda:1", ...
+        device: "auto", "cpu", "cuda", "cuda:1", "mps", ... Apple's GPU makes frozen features, and methods stay on the
+            CPU: it has no float64.
         store: Where features of the frozen backbone are kept on disk; the user's cache by default.
         progress: Receives the progress of long work.
         keep_crops: Keep evaluation crops in memory, up to 2 GiB; for tests of many models on the same images.
@@ -145,7 +146,7 @@ class Session:
         progress: Progress = silent,
         keep_crops: bool = False,
     ) -> None:
-        self.device = resolve_device(device)
+        self.device, self.feature_device = split_device(resolve_device(device))
         start_gpu_libraries(self.device)
         self.store: Features = store if store is not None else FeatureStore()
         self.progress = progress
@@ -154,6 +155,7 @@ class Session:
         self.time_notice = TimeNotice()
         self._backbones: dict[str, Encoder] = {}
         self._pools: dict[tuple[int, ...], Pool] = {}
+        self._elsewhere: dict[tuple[str, str], Encoder] = {}
         self._hashes: dict[tuple[str, int, int], str] = {}
         self._in_memory: dict[int, tuple[weakref.ref[Image.Image], str]] = {}
         self._decoded: OrderedDict[str, DecodedImages] = OrderedDict()
@@ -506,7 +508,7 @@ class Session:
         rows = [
             features.load_features(
                 self.store,
-                member,
+                self._on_feature_device(member),
                 self._decodable(images),
                 contents,
                 wanted,
@@ -517,6 +519,27 @@ class Session:
             for member in encoder.members
         ]
         return encoder.join(rows) if isinstance(encoder, Pool) else rows[0]
+
+    def _on_feature_device(self, encoder: Encoder) -> Encoder:
+        """The encoder where frozen features are made; as it is, with a warning, where an operation has no route there.
+
+        Encoders are tried on one image, once: what Apple's GPU lacks differs between versions of torch.
+        """
+        if self.feature_device == self.device or encoder.device != self.device:
+            return encoder
+        key = encoder.digest, encoder.precision
+        if key not in self._elsewhere:
+            self._elsewhere[key] = encoder
+            size = encoder.preprocess.size
+            try:
+                moved = encoder.to_device(self.feature_device)
+                moved.encode_image(torch.zeros(1, 3, size, size))
+                self._elsewhere[key] = moved
+            except (NotImplementedError, RuntimeError, TypeError) as error:
+                log.warning(
+                    "%s stays on the CPU: %s has no route for it (%s)", encoder.source, self.feature_device, error
+                )
+        return self._elsewhere[key]
 
     def encode_previews(self, images: Sequence[ImageLike]) -> list[bytes]:
         """Small JPEG files of images, to show them with a model.
