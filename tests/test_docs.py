@@ -22,7 +22,7 @@ PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").
 # Commands that need a network, a public dataset, minutes or a package manager.
 # (`task_res` is run by tests/methods/test_outside.py, the datasets' pages by tests/datasets/test_data_docs.py.)
 NOT_HERE = re.compile(
-    r"^(pip|make|find|curl|docker|python -m|python out|--json|dca (demo|datasets|cache|push|serve))\b"
+    r"^(pip|make|find|curl|docker|python -m|python out|--json|dca (app|demo|datasets|cache|push|serve))\b"
     r"|^python (benchmarks|scripts|study|tests)/"
     r"|--backbone|--web|eurosat/|task_res|--data ~/datasets|dca study select"
 )

@@ -1,6 +1,6 @@
 """Methods over features, parts of DCA's head, and transduction, on nine sets of features, judged over datasets.
 
-    python study/measurements/nine_sets.py EUROSAT CALTECH FLOWERS --features FOLDER [--workers 2] --json FILE
+    python study/measurements/nine_sets.py EUROSAT CALTECH FLOWERS --features FOLDER [--draws 3] --json FILE
     python study/measurements/nine_sets.py --show study/nine_sets.json --page docs/methods-research.md
 
 Sources and draws are those of rivals.py: three datasets encoded by the embedded model `mini`, with texts, and features
@@ -42,6 +42,7 @@ from torch.nn import functional as F
 
 from dca import Session
 from dca.core.files import read_json
+from dca.core.text import pluralize
 from dca.datasets import catalog
 from dca.methods.shared.center import choose_center
 from dca.methods.shared.class_features import ClassFeatures
@@ -161,9 +162,9 @@ def measure(source: Source, shots: int, seed: int) -> dict[str, Any] | None:
     }
 
 
-def measure_sources(sources: Sequence[Source], workers: int, json: Path | None) -> list[dict[str, Any]]:
+def measure_sources(sources: Sequence[Source], draws: int, workers: int, json: Path | None) -> list[dict[str, Any]]:
     """All rows, sorted; written to `json` as they come."""
-    jobs = [(source, k, seed) for seed in range(DRAWS) for k in SHOTS for source in sources]
+    jobs = [(source, k, seed) for seed in range(draws) for k in SHOTS for source in sources]
     order = {source.pool.name: n for n, source in enumerate(sources)}
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
@@ -258,8 +259,9 @@ def make_tables(rows: Rows) -> str:
     others = [name for name in methods if name not in (REFERENCE, "zero_shot")]
     changed = [name for name in heads if name != TEXT_ALONE]
     count = len({dataset_of(row["set"]) for row in nine})
+    draws = pluralize(len({row["draw"] for row in rows}), "draw")
     return "\n\n".join([
-        f"Accuracy in percent, mean over the numbers of shots that a set has rows for, {DRAWS} draws each:",
+        f"Accuracy in percent, mean over the numbers of shots that a set has rows for, {draws} of each set:",
         accuracy_table(nine, methods),
         f"Each method minus `{REFERENCE}`, in points, over {count} datasets:",
         difference_table(nine, "accuracy", others, lambda _: ("accuracy", REFERENCE)),
@@ -280,6 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", help="dataset folders, encoded by the embedded model")
     parser.add_argument("--features", type=Path, help="folder of precomputed features")
+    parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--json", type=Path, help="write the figures here after every row")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
@@ -294,7 +297,7 @@ def main() -> None:
         ]
         if chosen.features:
             sources += [*read_sources(chosen.features), read_named_food(chosen.features)]
-        rows = measure_sources(sources, chosen.workers, chosen.json)
+        rows = measure_sources(sources, chosen.draws, chosen.workers, chosen.json)
     print_tables(make_tables(rows), SCRIPT, chosen.page)
 
 

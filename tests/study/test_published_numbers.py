@@ -165,6 +165,9 @@ def test_records_are_those_of_their_sources():
     assert records["gallop", "GalLoP", 16, "stanford_cars"].value == 89.2
     assert records["plot", "PLOT++", 4, "eurosat"].value == 83.21
     assert records["promptsrc", "PromptSRC", 16, "average"].flag == "unverified"
+    assert records["clip_svd", "LP++", 16, "average"].method == "lp_plus_plus"
+    proker = records["clip_svd", "ProKeR", 16, "average"]
+    assert (proker.method, proker.value) == ("proker", 82.01)
     by_label = {(m.printed.paper, m.printed.label): m for m in means(published_numbers()) if m.printed.paper != "dca"}
     assert by_label["gda", "GDA"].recomputed == pytest.approx(81.85, abs=0.005)
     assert by_label["gallop", "GalLoP"].recomputed == pytest.approx(84.4, abs=0.05)

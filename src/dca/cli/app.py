@@ -9,7 +9,15 @@ from urllib.parse import quote
 import click
 
 from dca.cli.common import device_flags, print_lines
-from dca.cli.serve import connection_options, limit_options, make_options, open_flag, print_access, start_logging
+from dca.cli.serve import (
+    Millions,
+    connection_options,
+    limit_options,
+    make_options,
+    open_flag,
+    print_access,
+    start_logging,
+)
 from dca.core.errors import UserError
 
 # Where projects are kept unless another folder is named.
@@ -26,6 +34,24 @@ WORKSPACE = "dca-projects"
 )
 @connection_options
 @limit_options
+@click.option(
+    "--max-photos",
+    "project_photos",
+    type=click.IntRange(min=1),
+    default=20_000,
+    show_default=True,
+    metavar="N",
+    help="Most photos of a project.",
+)
+@click.option(
+    "--max-photos-mb",
+    "project_bytes",
+    type=Millions(min=0.001),
+    default=20_000,
+    show_default=True,
+    metavar="N",
+    help="Most megabytes of them.",
+)
 @open_flag
 @device_flags
 def command(

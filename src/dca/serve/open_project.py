@@ -23,6 +23,7 @@ from torch.nn import functional as F
 import dca
 from dca.core.errors import UserError
 from dca.core.files import InUseError, exclusive_lock
+from dca.core.text import format_bytes
 from dca.images.decode import open_bytes
 from dca.images.reading import encode_jpeg
 from dca.model import checkpoint
@@ -209,6 +210,10 @@ class OpenProject:
         """The photos of a class."""
         return self.project.photos.get(label, ())
 
+    def is_read(self, photo: Photo) -> bool:
+        """Whether a photo is read and encoded."""
+        return photo.sha256 in self._contents
+
     def why_unreadable(self, photo: Photo) -> str:
         """Why a photo cannot be read; "" if it can, or has not been yet."""
         return self._unreadable.get(photo.sha256, "")
@@ -368,14 +373,21 @@ class OpenProject:
             UserError: If it cannot be written.
         """
         async with self._lock:
-            if len(self.project.list_photos()) >= self._options.project_photos:
-                most = f"{self._options.project_photos:,}"
-                raise RequestError("project-full", f"there are {most} photos, the most", "use `dca fit` for more")
+            self._check_quota(len(data))
             if self._adding is None or not drop or self._adding[0] != drop:
                 self._adding = drop, await asyncio.to_thread(self.project.begin_adding)
             step = self._adding[1]
             self._remember(sha256, image)
             return await self._act(lambda project: project.add_photo(step, label, data, sha256, image.suffix, name))
+
+    def _check_quota(self, size: int) -> None:
+        """Raise unless there is room for one more photo."""
+        photos, most, most_bytes = self.project.list_photos(), self._options.project_photos, self._options.project_bytes
+        hint = "whoever runs the server can start it with a larger --max-photos or --max-photos-mb"
+        if len(photos) >= most:
+            raise RequestError("project-full", f"there are {most:,} photos, the most", hint)
+        if sum(photo.size for photo in photos) + size > most_bytes:
+            raise RequestError("project-full", f"the photos would take more than {format_bytes(most_bytes)}", hint)
 
     async def keep_label(self, image: LoadedImage | CorrectedImage, label: str) -> str:
         """Keep an image that was predicted as a photo of a class; returns its path in the project."""
@@ -490,6 +502,7 @@ class OpenProject:
                 return
             tried |= {photo.sha256 for photo in batch}
             await asyncio.gather(*map(self._read_photo, batch))
+            self._versions.update({photo.label for photo in batch})
             self._note_change()
 
     async def _read_photo(self, photo: Photo) -> None:

@@ -54,6 +54,7 @@ class ServeOptions:
         correction_bytes: Most bytes of their files.
         undo_steps: How many labels and refits can be undone.
         project_photos: Most photos of a project.
+        project_bytes: Most bytes of their files.
     """
 
     host: str = "127.0.0.1"
@@ -84,6 +85,7 @@ class ServeOptions:
     correction_bytes: int = 2000 * MEGABYTE
     undo_steps: int = 20
     project_photos: int = 20_000
+    project_bytes: int = 20_000 * MEGABYTE
 
     def __post_init__(self) -> None:
         if not self.token and not self.local:

@@ -218,6 +218,7 @@ def _describe_photo(service: Service, photo: Photo) -> dict[str, Any]:
         "image": photo.sha256,
         "label": photo.label,
         "name": photo.name,
+        "read": project.is_read(photo),
         "fault": project.why_unreadable(photo),
     }
 

@@ -107,7 +107,7 @@ async function showCopies() {
   });
   if (unreadable.length) {
     const list = unreadable.map((photo) => element("li", { text: `${photo.label}/${photo.name}: ${photo.fault}` }));
-    rows.push(element("li", {}, element("p", { text: `${pluralize(view.state.unreadable, "file")} cannot be read and are left out.` }), element("ul", { class: "lines" }, ...list), button("Delete them", () => deletePhotos(unreadable.map((photo) => photo.photo)))));
+    rows.push(element("li", {}, element("p", { text: `Left out, because they cannot be read: ${pluralize(view.state.unreadable, "file")}.` }), element("ul", { class: "lines" }, ...list), button("Delete them", () => deletePhotos(unreadable.map((photo) => photo.photo)))));
   }
   const more = groups.length - MOST_GROUPS;
   if (more > 0) rows.push(element("li", { class: "quiet", text: `and ${pluralize(more, "more group")}` }));

@@ -168,7 +168,7 @@ async function send({ read, name, label, drop }) {
   const where = new URLSearchParams({ class: label, name, drop });
   for (let n = 0; ; n += 1) {
     try {
-      return await (await call("POST", `photos?${where}`, new Blob([blob]))).json();
+      return await (await call("POST", `photos?${where}`, blob)).json();
     } catch (error) {
       if (!error.passing || n >= RETRIES || stopped) throw error;
       $("progress-words").textContent = "The server does not answer. Trying again …";

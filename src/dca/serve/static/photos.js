@@ -72,22 +72,30 @@ async function load(card) {
   }
   if (own !== card.loads) return;
   card.total = found.total;
-  const known = new Map(card.photos.map((photo, n) => [photo.photo + photo.fault, card.list.children[n]]));
+  const known = new Map(card.photos.map((photo, n) => [stateOf(photo), card.list.children[n]]));
   card.photos = photos;
   for (const key of [...selected.keys()]) {
     if (selected.get(key).label === card.label && !photos.some((photo) => photo.photo === key)) selected.delete(key);
   }
-  const rows = photos.map((photo) => known.get(photo.photo + photo.fault) || photoItem(photo, card));
+  const rows = photos.map((photo) => known.get(stateOf(photo)) || photoItem(photo, card));
   card.list.replaceChildren(...rows);
   card.more.hidden = photos.length >= found.total;
   card.more.textContent = `Show ${Math.min(MORE, found.total - photos.length)} more of ${card.label}`;
   showSelection();
 }
 
+// What decides how a photo is shown: one that is not read yet has no picture.
+const stateOf = (photo) => `${photo.photo} ${photo.read} ${photo.fault}`;
+
+function picture(photo) {
+  if (photo.fault) return element("span", { class: "caption bad-photo", text: `${photo.name} cannot be read` });
+  return photo.read ? thumbnailElement(photo.image, "") : element("span", { class: "caption", text: "reading …" });
+}
+
 function photoItem(photo, card) {
   const made = element(
     "button", { type: "button", class: "thumb photo", "aria-pressed": "false", "aria-label": `${photo.name}, photo of ${photo.label}`, "data-photo": photo.photo, title: photo.fault || photo.name },
-    photo.fault ? element("span", { class: "caption bad-photo", text: `${photo.name}: ${photo.fault}` }) : thumbnailElement(photo.image, ""),
+    picture(photo),
   );
   made.addEventListener("click", (event) => {
     if (event.shiftKey && lastClicked && lastClicked.label === card.label) {

@@ -300,7 +300,7 @@ function cell(value) {
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-// The answers of the tray, with the columns of `dca predict -o answers.csv`.
+// The answers of the tray, with the columns of `dca predict --csv` and the p-value.
 export function answersAsTable() {
   const rows = [["path", "label", "probability", "p_value"]];
   for (const row of view.tray) {
