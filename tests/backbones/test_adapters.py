@@ -457,3 +457,29 @@ def test_a_fit_through_an_adapter_is_saved_and_predicts(tmp_path: Path, photos: 
     said = dca("fit", photos, "--backbone", f"open_clip:{folder}", "--method", "coop", "-o", tmp_path / "n.dca", "-q")
     assert said.code == 2
     assert "a text tower that takes learned prompts" in said.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MobileCLIP2-S0", "ViT-B-32-quickgelu"])
+def test_models_of_open_clip_s_list_agree_in_true_size(tmp_path: Path, name: str) -> None:
+    open_clip = pytest.importorskip("open_clip", reason="needs open_clip")
+    model = shake(open_clip.create_model(name))
+    path = tmp_path / "weights.safetensors"
+    save_file({key: tensor.contiguous().clone() for key, tensor in model.state_dict().items()}, path)
+    _, preprocess = open_clip.create_model_from_pretrained(name, pretrained=str(path))
+    with torch.no_grad():
+        images = model.encode_image(torch.stack([preprocess(image) for image in photos()]), normalize=True)
+        words = model.encode_text(open_clip.get_tokenizer(name)(texts()), normalize=True)
+    assert differences(load_encoder(f"open_clip:{name}@{path}"), images, words) < LIMIT
+
+
+@pytest.mark.slow
+def test_dino_of_timm_agrees_in_true_size(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm", reason="needs timm")
+    save_timm("vit_small_patch16_dinov3", tmp_path / "net")
+    encoder = load_encoder(f"timm:{tmp_path / 'net'}")
+    model = timm.create_model(f"local-dir:{tmp_path / 'net'}", pretrained=True, num_classes=0).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    with torch.no_grad():
+        images = F.normalize(model(torch.stack([transform(image) for image in photos()])), dim=-1)
+    assert differences(encoder, images, None) < LIMIT

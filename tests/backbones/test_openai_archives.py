@@ -356,3 +356,12 @@ def test_the_attacks_would_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     harmless = write_zip(tmp_path / "harmless.pt", {"m/data.pkl": scripted(tensor()), "m/data/0": FOUR})
     assert read_torchscript(harmless)["t"].tolist() == [1, 2, 3, 4]
     assert MOST_PICKLE > 10 * 300_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT-B/32", "RN50"])
+def test_archives_of_true_size_agree(openai_cache: Path, name: str) -> None:
+    architecture = ARCHITECTURES[name.replace("/", "-")]
+    model = reference(architecture)
+    save_archive(model, openai_cache / OPENAI_MODELS[name].file, architecture.image_size)
+    assert largest_difference(CLIP.from_pretrained(name), model) < LIMIT

@@ -87,6 +87,17 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return cast_to
 
 
+def embed_patches(pixels: Tensor, layer: nn.Conv2d) -> Tensor:
+    """Patches (B, P, W) of pixels (B, 3, S, S). They do not overlap, so the convolution is one matrix product."""
+    size, dtype = layer.kernel_size[0], autocast_dtype(pixels)
+    side = pixels.shape[-1] // size
+    whole = pixels[..., : side * size, : side * size].to(dtype)
+    cut = whole.reshape(-1, 3, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
+    bias = None if layer.bias is None else cast_weight(layer.bias, dtype)
+    rows = cut.reshape(-1, side * side, 3 * size * size)
+    return F.linear(rows, cast_weight(layer.weight, dtype).flatten(1), bias)
+
+
 class Linear(nn.Linear):
     """`nn.Linear`; with autocast, its frozen weights are not converted again at every call."""
 

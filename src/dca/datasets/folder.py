@@ -100,7 +100,7 @@ def enter_folder(path: Path) -> Path:
     An archive usually has one folder around all others. A folder whose only folder holds images has one class.
     """
     inner = list_subfolders(path)
-    if len(inner) != 1 or not list_subfolders(inner[0]):
+    if len(inner) != 1 or inner[0].name.lower() in SPLIT_NAMES or not list_subfolders(inner[0]):
         return path
     loose = [entry.name for folder in (path, inner[0]) for entry in scan_folder(folder) if entry.is_file()]
     if any(is_named_image(Path(name)) or name.lower().endswith(LIST_SUFFIXES) for name in loose):

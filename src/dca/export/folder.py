@@ -268,7 +268,7 @@ def predict_exported(folder: Path, images: Sequence[ImageLike], progress: Progre
 
 def require_cpu(model: Classifier) -> None:
     """Raise if the model is not on the CPU in float32, which is what is exported."""
-    encoder = model.method_.encoder
+    encoder = model._require_fitted().encoder
     if encoder.device.type != "cpu" or encoder.precision != "float32":
         raise UserError(
             f"the model is on {encoder.device} in {encoder.precision}; an export needs it on the CPU in float32",

@@ -390,6 +390,22 @@ class Classifier:
         probabilities = classify_features(self._require_fitted(), self._encode(X, progress))
         return probabilities[0] if is_single_image(X) else probabilities
 
+    def transform(self, X: Images, *, progress: Progress | None = None) -> NDArray[np.float32]:
+        """Features of images, as the head of the model sees them; `predict_features` takes them.
+
+        Args:
+            X: As for `predict_proba`.
+            progress: As for `predict_proba`.
+
+        Returns:
+            Features (n, D), or (D,) for a single image that is not in a list.
+
+        Raises:
+            UserError: As for `predict_proba`.
+        """
+        features: NDArray[np.float32] = self._encode(X, progress).cpu().float().numpy()
+        return features[0] if is_single_image(X) else features
+
     def predict(self, X: Images, *, reject: float | None = None) -> Any:
         """The label of the most probable class.
 

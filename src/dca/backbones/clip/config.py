@@ -235,7 +235,7 @@ class CLIPConfig:
                 activation=activation,
                 image_size=vision.get("image_size", 224),
                 patch_size=vision.get("patch_size", 16),
-                eps=_open_clip_eps(vision),
+                eps=open_clip_eps(vision),
             ),
             text=TextConfig(
                 width=text_width,
@@ -243,7 +243,7 @@ class CLIPConfig:
                 heads=text.get("heads", 8),
                 hidden=int(text_width * text.get("mlp_ratio", 4.0)),
                 activation=activation,
-                eps=_open_clip_eps(text),
+                eps=open_clip_eps(text),
                 vocab_size=vocab,
                 context_length=text.get("context_length", 77),
                 sot_id=vocab - 2,
@@ -283,7 +283,7 @@ def _hf_part(raw: Mapping[str, Any], name: str) -> Any:
     return (raw.get(name) or {}) if newer is None else newer
 
 
-def _open_clip_eps(tower: Mapping[str, Any]) -> float:
+def open_clip_eps(tower: Mapping[str, Any]) -> float:
     """ε of the norms, the only one of their arguments."""
     given = tower.get("norm_kwargs") or {}
     if more := sorted(set(given) - {"eps"}):

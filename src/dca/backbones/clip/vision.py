@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dca.backbones.blocks import (
     NO_UPDATES,
@@ -21,8 +20,7 @@ from dca.backbones.blocks import (
     Residual,
     TowerUpdates,
     apply_with_update,
-    autocast_dtype,
-    cast_weight,
+    embed_patches,
 )
 from dca.backbones.clip.config import VIT_B_16, VisionConfig
 from dca.backbones.dual_encoder import NO_TOKENS, BlockCallback, ExtraTokens, ImageTower
@@ -59,19 +57,9 @@ class VisionTower(ImageTower):
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Pixels (B, 3, S, S) -> CLS and patches with positions (B, 1 + P, W), before ln_pre."""
-        patches = self._patches(pixels)
+        patches = embed_patches(pixels, self.patch_embed)
         cls = self.cls.to(patches.dtype).expand(patches.shape[0], 1, -1)
         return torch.cat([cls, patches], dim=1) + self.positions.to(patches.dtype)
-
-    def _patches(self, pixels: Tensor) -> Tensor:
-        """Embedded patches (B, P, W). Patches do not overlap, so the convolution is one matrix product."""
-        size, dtype = self.config.patch_size, autocast_dtype(pixels)
-        side = self.config.image_size // size
-        whole = pixels[..., : side * size, : side * size].to(dtype)
-        cut = whole.reshape(-1, 3, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
-        return F.linear(
-            cut.reshape(-1, side * side, 3 * size * size), cast_weight(self.patch_embed.weight, dtype).flatten(1)
-        )
 
     def run_until_end(
         self,

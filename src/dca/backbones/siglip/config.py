@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from dca.backbones.blocks import TowerConfig, check_sizes
-from dca.backbones.clip.config import VisionConfig
+from dca.backbones.clip.config import VisionConfig, open_clip_eps
 from dca.backbones.config_keys import (
     HF_TOP,
     HF_TOWER,
@@ -179,7 +179,7 @@ class SigLIPConfig:
                 heads=text.get("heads", 8),
                 hidden=int(width * text.get("mlp_ratio", 4.0)),
                 activation=_open_clip_activation(text),
-                eps=_open_clip_eps(text),
+                eps=open_clip_eps(text),
                 vocab_size=text.get("vocab_size", 49408),
                 context_length=text.get("context_length", 77),
             ),
@@ -223,12 +223,3 @@ def _open_clip_activation(text: Mapping[str, Any]) -> str:
     if given not in ({}, {"approximate": "tanh"}, {"approximate": "none"}):
         raise UserError(f"{OPEN_CLIP_CONFIG}: act_kwargs is {given}; only approximate is known")
     return "gelu_tanh" if given.get("approximate") == "tanh" else "gelu"
-
-
-def _open_clip_eps(text: Mapping[str, Any]) -> float:
-    """ε of the norms, the only one of their arguments."""
-    given = text.get("norm_kwargs") or {}
-    if more := sorted(set(given) - {"eps"}):
-        raise UserError(f"{OPEN_CLIP_CONFIG}: norm_kwargs has {', '.join(more)}; only eps is known")
-    eps: float = given.get("eps", 1e-5)
-    return eps

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dca.backbones.blocks import (
     NO_UPDATES,
@@ -30,8 +29,7 @@ from dca.backbones.blocks import (
     TowerUpdates,
     apply_with_update,
     attention,
-    autocast_dtype,
-    cast_weight,
+    embed_patches,
 )
 from dca.backbones.clip.config import VIT_B_16, VisionConfig
 from dca.backbones.dual_encoder import NO_TOKENS, BlockCallback, ExtraTokens, ImageTower
@@ -94,14 +92,8 @@ class SigLIPVisionTower(ImageTower):
         self.pool = AttentionPooling(config)
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Pixels (B, 3, S, S) -> patches with positions (B, P, W). They do not overlap: one matrix product."""
-        size, dtype = self.config.patch_size, autocast_dtype(pixels)
-        side = self.config.image_size // size
-        whole = pixels[..., : side * size, : side * size].to(dtype)
-        cut = whole.reshape(-1, 3, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
-        assert self.patch_embed.bias is not None
-        weight, bias = cast_weight(self.patch_embed.weight, dtype), cast_weight(self.patch_embed.bias, dtype)
-        patches = F.linear(cut.reshape(-1, side * side, 3 * size * size), weight.flatten(1), bias)
+        """Pixels (B, 3, S, S) -> patches with positions (B, P, W)."""
+        patches = embed_patches(pixels, self.patch_embed)
         return patches + self.positions.to(patches.dtype)
 
     def run_blocks(
