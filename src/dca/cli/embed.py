@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -100,9 +101,9 @@ def similar(
         raise UserError("files of features and images cannot go together", hint="give one kind of them")
     unreadable = list[Unreadable]()
     if tables:
-        blocks = (block for table in tables for block in read_features(table, encoder))
+        blocks = chain.from_iterable(read_features(table, encoder) for table in tables)
     else:
-        blocks = encode_blocks(encoder, list_images(archive), unreadable)
+        blocks = chain(encode_blocks(encoder, list_images(archive), unreadable))
     found = find_similar(outcome, blocks, top)
     if not quiet:
         print_lines(*(f"skipped {one}" for one in unreadable), err=True)

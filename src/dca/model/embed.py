@@ -119,11 +119,11 @@ class _FeatureWriter:
     def add(self, paths: Sequence[str], outcomes: Sequence[Tensor | Unreadable]) -> None:
         """Add a batch."""
         for path, outcome in zip(paths, outcomes, strict=True):
-            bad = isinstance(outcome, Unreadable)
             name = path.encode("utf-8", "backslashreplace").decode()
-            self._rows.append({
-                "path": name, "feature": None if bad else outcome.numpy(), "error": outcome.reason if bad else None
-            })  # fmt: skip
+            if isinstance(outcome, Unreadable):
+                self._rows.append({"path": name, "feature": None, "error": outcome.reason})
+            else:
+                self._rows.append({"path": name, "feature": outcome.numpy(), "error": None})
         if len(self._rows) >= BLOCK:
             self._flush()
 
