@@ -84,6 +84,7 @@ class Project:
         self.photos: dict[str, tuple[Photo, ...]] = {}
         self._folders: dict[str, str] = {}  # label -> name of its folder
         self._stats: dict[str, tuple[int, int]] = {}  # path -> size and time of the file that was hashed
+        self._index: dict[str, list[Any]] = {}  # path -> size, time and hash, as the last holder has left them
         self._private = root / PRIVATE
         self.journal = Journal(root, self._private, most=most_steps, trash_bytes=trash_bytes)
         self._confirmed: set[tuple[str, str]] = set()
@@ -112,8 +113,6 @@ class Project:
             stored = read_json(self._private / INDEX)
             self._index = {str(path): row for path, row in stored.items() if isinstance(row, list) and len(row) == 3}
         self.rescan()
-
-    _index: Mapping[str, Any] = {}
 
     def rescan(self) -> bool:
         """Read the folder again; files whose size and time are unchanged are not. Returns whether anything changed."""

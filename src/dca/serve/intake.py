@@ -37,10 +37,10 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An image that waits for the encoder, and for the prediction of whose model."""
+    """An image that waits for the encoder, and for the prediction of whose model; None for features alone."""
 
     pixels: Pixels
-    predictor: Predictor
+    predictor: Predictor | None
 
 
 class Intake:
@@ -88,8 +88,8 @@ class Intake:
         """Decode an image file; raises RequestError if it cannot be."""
         return await self._decoders.decode(data)
 
-    async def encode(self, data: bytes, predictor: Predictor) -> tuple[EncodedImage, ServedPrediction]:
-        """Decode and encode an image file, and predict its class.
+    async def encode(self, data: bytes, predictor: Predictor | None = None) -> tuple[EncodedImage, ServedPrediction]:
+        """Decode and encode an image file, and predict its class with the current model of the predictor, if any.
 
         Raises:
             RequestError: If it cannot be decoded.
@@ -102,7 +102,7 @@ class Intake:
     def _process(self, arrivals: Sequence[_Arrival]) -> list[tuple[ImageFeatures, ServedPrediction]]:
         """Encode images together, and predict those together that one model predicts."""
         features = encode_images(self.encoder, [arrival.pixels for arrival in arrivals], self._method)
-        models = [arrival.predictor.current for arrival in arrivals]
+        models = [arrival.predictor.current if arrival.predictor else None for arrival in arrivals]
         found: list[ServedPrediction] = [ServedPrediction.missing()] * len(arrivals)
         for model in {id(model): model for model in models if model is not None}.values():
             rows = [n for n, own in enumerate(models) if own is model]

@@ -512,7 +512,7 @@ class OpenProject:
                 raise RequestError("image-large", f"larger than {self._options.upload_bytes:,} bytes")
             async with self._intake.uploads:
                 data = await asyncio.to_thread(self.project.path_of(photo).read_bytes)
-                image, _ = await self._intake.encode(data, self)
+                image, _ = await self._intake.encode(data)
         except OSError:
             return  # it was moved or deleted: the next look at the folder sees it
         except RequestError as error:
