@@ -24,7 +24,7 @@ PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").
 NOT_HERE = re.compile(
     r"^(pip|make|find|curl|docker|python -m|python out|--json|dca (app|demo|datasets|cache|push|serve))\b"
     r"|^python (benchmarks|scripts|study|tests)/"
-    r"|--backbone|--web|eurosat/|task_res|--data ~/datasets|dca study select"
+    r"|--backbone|--web|eurosat/|task_res|methods check my_method|--data ~/datasets|dca study select"
 )
 QUICK = ("--set", "epochs=1", "--set", "warmup_epochs=0")
 
@@ -233,6 +233,8 @@ def test_settings_that_are_said_to_be_the_authors_exist() -> None:
         "2SFS": "two_sfs",
         "LAMM": "lamm",
         "VPT": "vpt",
+        "ProKeR": "proker",
+        "LP++": "lp_plus_plus",
     }
     given = []
     for line in section.split("\n- ")[1:]:

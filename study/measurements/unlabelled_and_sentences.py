@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import json
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,11 @@ def measure_unlabelled(
     return row
 
 
+def _count_shared_words(name: str, other: str) -> int:
+    """Words that two names have in common."""
+    return len(set(name.split()) & set(other.split()))
+
+
 def text_candidates(method: ClosedForm, dataset: Dataset) -> dict[str, Tensor]:
     """Unit texts (C, D) by what they are made of."""
     names = [name.replace("_", " ") for name in method.problem.names]
@@ -107,7 +113,7 @@ def text_candidates(method: ClosedForm, dataset: Dataset) -> dict[str, Tensor]:
     }
     if len(names) == len(EUROSAT) and "sea" in " ".join(names).lower():
         keys = list(EUROSAT)
-        own = [min(keys, key=lambda k, n=name: -len(set(k.split()) & set(n.lower().split()))) for name in names]
+        own = [max(keys, key=partial(_count_shared_words, name.lower())) for name in names]
         found["described"] = encode(
             [[one.replace("{}", name), *EUROSAT[k]] for name, k in zip(names, own, strict=True)]
         )
@@ -168,7 +174,7 @@ def summarize(file: Path) -> None:
     ]
     for topic, wanted in pairs.items():
         for new, old in wanted:
-            groups: dict[tuple[str, Any], list[float]] = defaultdict(list)
+            groups: dict[str, list[float]] = defaultdict(list)
             for cell in cells:
                 if new in cell[topic]:
                     difference = cell[topic][new] - cell[topic][old]

@@ -30,6 +30,7 @@ SIZES = {
     "paper/seeds": (2 * 11 * 5 * 3, 2 * 11 * 5 * 3),
     "adapters/tip-adapter": (11 + 2 * 11 * 5 * 3, 11 + 2 * 11 * 5 * 3),
     "adapters/gda": (11 + 11 * 5 * 3, 11 + 11 * 5 * 3),
+    "adapters/proker": (11 + 11 * 3, 11 + 11 * 3),
     "base-to-new": (11 + 12 * 11 * 3, 11 + 12 * 11 * 3),
     "cross-dataset": (1 + 8 * 3, 1 + 8 * 3),
     "selection": (97 * 3 * 2, 94 * 3 * 2),
@@ -64,7 +65,7 @@ def test_every_row_on_rn50_that_we_have_the_method_of_is_run_by_a_specification(
     cells = [cell for name in SIZES if name.startswith("adapters/") for cell in load_specification(name).cells]
     run = {(cell.experiment.method, cell.experiment.shots, cell.experiment.backbone) for cell in cells}
     rows = [number for number in published_numbers() if number.backbone == "RN50" and number.method]
-    assert len({row.method for row in rows}) == 4
+    assert len({row.method for row in rows}) == 5
     for row in rows:
         # A row of zero-shot CLIP has no shots.
         assert (row.method, row.shots or 1, row.backbone) in run, row
