@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -100,10 +101,11 @@ def similar(
     if tables and len(tables) < len(archive):
         raise UserError("files of features and images cannot go together", hint="give one kind of them")
     unreadable = list[Unreadable]()
+    blocks: Iterator[FeatureBlock]
     if tables:
         blocks = chain.from_iterable(read_features(table, encoder) for table in tables)
     else:
-        blocks = chain(encode_blocks(encoder, list_images(archive), unreadable))
+        blocks = encode_blocks(encoder, list_images(archive), unreadable)
     found = find_similar(outcome, blocks, top)
     if not quiet:
         print_lines(*(f"skipped {one}" for one in unreadable), err=True)
