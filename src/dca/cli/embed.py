@@ -91,7 +91,7 @@ def similar(
     """
     from dca.images.decode import Unreadable, unreadable_error
     from dca.model.classifier import Classifier
-    from dca.model.embed import SUFFIX, encode_blocks, find_similar, read_features, stream_features
+    from dca.model.embed import SUFFIX, FeatureBlock, encode_blocks, find_similar, read_features, stream_features
 
     encoder = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision).method_.encoder
     (outcome,) = next(stream_features(encoder, [Path(image)]))
