@@ -92,6 +92,7 @@ def test_from_nothing_to_a_model(start: Callable[..., TestClient], photos: Path,
             assert again.json()["photo"] is None
     found = fitted(client)
     assert {row["label"]: row["images"] for row in found["classes"]} == dict.fromkeys(CLASSES, 4)
+    assert all(row["version"] >= 4 for row in found["classes"])  # so that a page looks at them again
     assert found["accuracy"]["images"] == 12
     assert client.post(f"{BASE}/predict", content=data).json()["top"][0]["label"] in CLASSES
     root = tmp_path / "work" / "things"

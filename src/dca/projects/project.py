@@ -290,7 +290,7 @@ class Project:
             self.journal.add(step, Move(None, label))
             with explain_write_errors(self.root / label):
                 (self.root / label).mkdir(exist_ok=True)
-            self.photos[label], self._folders[label] = (), label
+            self._folders[label] = label
         folder = self._folders[label]
         path = self._free_path(folder, clean_stem(name) or sha256[:16], suffix, taken=set())
         trash = f"{PRIVATE}/trash/{step.number:06}/{step.photos}-{path.rpartition('/')[2]}"
@@ -299,8 +299,9 @@ class Project:
         stat = (self.root / path).stat()
         self._stats[path] = (stat.st_size, stat.st_mtime_ns)
         photo = Photo(path, label, sha256, len(data))
-        self.photos[label] = tuple(sorted((*self.photos[label], photo), key=lambda one: Path(one.path)))
-        self.photos = dict(sorted(self.photos.items(), key=lambda item: self._folders[item[0]]))
+        own = tuple(sorted((*self.photos.get(label, ()), photo), key=lambda one: Path(one.path)))
+        # Another mapping: who has the earlier one sees what has changed.
+        self.photos = dict(sorted({**self.photos, label: own}.items(), key=lambda item: self._folders[item[0]]))
         return photo
 
     def undo(self) -> str | None:

@@ -377,7 +377,7 @@ class OpenProject:
             if self._adding is None or not drop or self._adding[0] != drop:
                 self._adding = drop, await asyncio.to_thread(self.project.begin_adding)
             step = self._adding[1]
-            self._remember(sha256, image)
+            await asyncio.to_thread(self._remember, sha256, image)
             return await self._act(lambda project: project.add_photo(step, label, data, sha256, image.suffix, name))
 
     def _check_quota(self, size: int) -> None:
@@ -519,7 +519,7 @@ class OpenProject:
             if error.status != 503:
                 self._unreadable[photo.sha256] = error.message
             return
-        self._remember(photo.sha256, image)
+        await asyncio.to_thread(self._remember, photo.sha256, image)
 
     async def read_large(self, photo: Photo) -> bytes:
         """A JPEG of a photo that is large enough to be looked at."""
