@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from dca.backbones.encoder import Encoder
 from dca.core.errors import UserError
 from dca.core.files import atomic_write, exclusive_lock
+from dca.core.hints import write_features
 from dca.core.progress import Progress, silent
 from dca.images.decode import ImageLike, Unreadable
 from dca.model.predict import Tally, refuse_finished, write_output
@@ -113,7 +114,7 @@ def embed_to_file(
     about = feature_identity(encoder)
     with exclusive_lock(output, "command"), Journal(output, about, fresh=overwrite) as journal:
         before, seconds = journal.extend(feature_rows(encoder, paths, journal.paths), paths, progress)
-        tally = write_output(journal, paths, output, lambda rows, path: write_features(rows, encoder, path))
+        tally = write_output(journal, paths, output, lambda rows, path: write_feature_rows(rows, encoder, path))
     return _summarize(about, tally, tally.rows - before, seconds)
 
 
@@ -177,7 +178,7 @@ class SharedBackbone:
         """Encode the images of one shard; its file appears when it is complete."""
         tally = Tally()
         with atomic_write(output) as unfinished:
-            write_features(tally.count(chain.from_iterable(feature_rows(loaded, images))), loaded, unfinished)
+            write_feature_rows(tally.count(chain.from_iterable(feature_rows(loaded, images))), loaded, unfinished)
         return tally
 
 
@@ -215,7 +216,7 @@ def feature_schema(encoder: Encoder) -> pyarrow.Schema:
     return pa.schema([("path", pa.string()), ("feature", vector), ("error", pa.string())], metadata=metadata)
 
 
-def write_features(rows: Iterable[Row], encoder: Encoder, path: Path) -> None:
+def write_feature_rows(rows: Iterable[Row], encoder: Encoder, path: Path) -> None:
     """Write rows into a Parquet file, a row group at a time."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -280,11 +281,11 @@ def _count_groups(path: Path, encoder: Encoder) -> int:
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if DIGEST not in about:
-        raise UserError(f"{path} holds no features", hint=f"dca embed FOLDER -o {path} writes them")
+        raise UserError(f"{path} holds no features", hint=write_features(str(path)))
     if about[DIGEST].decode() != encoder.digest:
         raise UserError(
             f"{path} holds features of {about[BACKBONE].decode()}, and {encoder.source} is another backbone",
-            hint="write them again with dca embed --backbone",
+            hint=write_features(str(path)),
         )
     return int(groups)
 
