@@ -31,7 +31,8 @@ track_option = click.option(
     type=click.Choice(PROTOCOLS),
     default="few-shot",
     show_default=True,
-    help="What is tested: the same classes, unseen classes, other datasets, or shifted versions of DATA.",
+    help="What is tested: the same classes, unseen classes, other datasets, shifted versions of DATA, or the same "
+    "classes on all test images together.",
 )
 @click.option(
     "--target", "targets", multiple=True, metavar="DATA", help="Another dataset to test on; repeatable. See --protocol."
