@@ -5,6 +5,8 @@ python scripts/backbone_table.py
 
 from __future__ import annotations
 
+import argparse
+
 import pages
 
 from dca.methods.compatibility import compatibility_table
@@ -19,5 +21,11 @@ def make_table() -> str:
     return compatibility_table([method for method in own if not method.fits_others])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     pages.write_part(TABLE, make_table())
+
+
+if __name__ == "__main__":
+    main()

@@ -45,15 +45,17 @@ def make_study_table(specification: str, runs: Path) -> str:
     (block,) = subject.of_protocol("few-shot")
     datasets = [dataset for dataset in block.datasets if dataset in block.averaged]
     main, rows = subject.methods(block), []
-    chosen = [variant for variant in list_chosen(read_json(SELECTION)) if variant not in main]
-    for variant in [*main, *(variant for variant in chosen if variant in block.variants)]:
+    chosen = list_chosen(read_json(SELECTION))
+    shown = [*dict.fromkeys([*main, *(variant for variant in chosen if variant in block.variants)])]
+    twice = {variant for variant in chosen if [row.method for row in shown].count(variant.method) > 1}
+    for variant in shown:
         means = [mean_over_datasets(block, variant, shots, datasets) for shots in block.shots]
         cells = [mean_over_seeds(block, variant, name, MOST) for name in datasets]
         trained = mean_over_datasets(block, variant, MOST, datasets[:1], PARAMETERS)
         values = "–" if trained is None else f"{trained.value:,.0f}"
         last = means[-1].value if means[-1] and means[-1].value else 0.0
         changed = ", ".join(f"`{name}={value}`" for name, value in variant.options)
-        title = f"`{variant.method}`" + (f", {changed}, as chosen" if variant in chosen else "")
+        title = f"`{variant.method}`" + (f", {changed}, as chosen" if variant in twice else "")
         rows.append((-last, f"| {title} | {' | '.join(map(format_accuracy, [*means, *cells]))} | {values} |"))
     titles = [f"K={shots}" for shots in block.shots]
     titles += [*map(title_of, datasets), f"trained values, {title_of(datasets[0])}"]

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from dca.cli import main
+from dca.core.files import write_json
 from dca.datasets.corrections import read_corrections, remove_correction, write_correction
 from dca.datasets.sample import write_sample
 from dca.export import folder as export_folder
 from dca.export.folder import TorchParity
-from dca.export.program import require_onnx
+from dca.export.program import ModelDescription, require_onnx
 from dca.images.hashing import sha256_of
 from dca.model import checkpoint
 from helpers.kills import KILLED, run_child, snapshot
@@ -120,7 +121,10 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> World:
 def quick_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """An export whose program is a stand-in: to convert a model takes 15 s, and writes one file."""
 
-    def write_model(model: object, folder: Path, *_: object, **__: object) -> tuple[TorchParity, None]:
+    def write_model(
+        model: object, folder: Path, description: ModelDescription, *_: object, **__: object
+    ) -> tuple[TorchParity, None]:
+        write_json(folder / export_folder.CLASSES, description.to_dict())
         (folder / "model.onnx").write_text("program")
         return TorchParity(0.0, 1), None
 

@@ -1,11 +1,14 @@
 """The estimate and the accuracy of the default on tasks that another process sends, by the `dca` that Python finds.
 
+    python study/measurements/estimate_task.py < TASKS
+
 It is started by `estimate_coverage.py`, once with its own tree and once with an earlier one on PYTHONPATH:
 `clip_features` and `dca` are those of that tree, and this file keeps to what both have.
 """
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import sys
 import time
@@ -72,6 +75,7 @@ def measure(task: Photos) -> dict[str, float]:
 
 def main() -> None:
     """Measure what comes on the standard input until it ends."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     while True:
         try:

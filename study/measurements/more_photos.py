@@ -64,7 +64,7 @@ def measure(source: Source, task: Task, shots: int) -> dict[str, float]:
     twice = next((p for p in first.learning_curve(estimate) if p.expected), None)
     last, _ = fit(task.x, task.y, text, source.tau)
     found = {"now": accuracy(first), "twice": accuracy(last), "estimate": estimate}
-    if twice is not None:
+    if twice is not None and twice.low is not None and twice.high is not None:
         found |= {"expected": twice.accuracy, "low": twice.low, "high": twice.high}
     return {key: round(value, 4) for key, value in found.items()}
 

@@ -32,10 +32,9 @@ from typing import Any
 import click
 import torch
 from clip_features import index_by_name, measure_accuracy
-from estimate_coverage import encode_texts
 from paired import format_table, print_tables, read_rows, write_rows
 from rejection import Pool, encode_dataset, read_features
-from rivals import Draw, Source, draw_rows, predict, read_sources
+from rivals import Draw, Source, draw_rows, encode_texts, predict, read_sources
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F

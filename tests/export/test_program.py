@@ -51,7 +51,7 @@ def require_equal(model: Classifier, folder: Path, images: Sequence[Any], tolera
             assert (found.ranks != ranks.ranks.numpy()).mean() < 0.01
 
 
-def tested(data: Dataset) -> list[Any]:
+def images_of(data: Dataset) -> list[Any]:
     return [item.image for item in data.test]
 
 
@@ -68,20 +68,20 @@ def converted(name: str, data: Dataset, folder: Path) -> tuple[Classifier, Path]
 
 
 def test_the_default_method_is_equal_in_batches(exported: Finished, hundred: Dataset) -> None:
-    require_equal(exported.model, exported.folder, tested(hundred), tolerance=1e-5)
+    require_equal(exported.model, exported.folder, images_of(hundred), tolerance=1e-5)
 
 
 def test_dca_with_a_temperature_is_equal_in_batches(hundred: Dataset, tmp_path: Path) -> None:
     model = Classifier("dca", seed=3, backbone=make_clip(), device="cpu", **short_recipe("dca")).fit(hundred)
     model.method_.temperature = 1.7
-    require_equal(model, convert_into(model, tmp_path), tested(hundred), tolerance=1e-5)
+    require_equal(model, convert_into(model, tmp_path), images_of(hundred), tolerance=1e-5)
     assert json.loads((tmp_path / "classes.json").read_text())["temperature"] == 1.7
 
 
 def test_held_out_predictions_go_into_the_program(hundred: Dataset, tmp_path: Path) -> None:
     """Methods without p-values of their own use those of an estimate."""
     model = Classifier("gda", seed=3, backbone=make_clip(), device="cpu", estimate=True, views=0).fit(hundred)
-    require_equal(model, convert_into(model, tmp_path), tested(hundred), tolerance=1e-5)
+    require_equal(model, convert_into(model, tmp_path), images_of(hundred), tolerance=1e-5)
     assert in_batches(tmp_path, [hundred.test[0].image], 1).ranks is not None
 
 
@@ -106,7 +106,7 @@ def test_8_bits_halve_a_pool(pool: Photos, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(all_methods()))
 def test_every_method_is_equal_in_batches(name: str, hundred: Dataset, tmp_path: Path) -> None:
-    require_equal(*converted(name, hundred, tmp_path), tested(hundred))
+    require_equal(*converted(name, hundred, tmp_path), images_of(hundred))
 
 
 def test_a_wrong_program_is_found(exported: Finished, hundred: Dataset) -> None:

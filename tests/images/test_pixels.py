@@ -60,7 +60,7 @@ def test_grey_transparent_and_ambiguous_shapes(pixels: Any, mode: str, size: tup
         (np.zeros((7, 6, 5)), "an array of shape (7, 6, 5) is no image"),
         (np.zeros(7), "an array of shape (7,) is no image"),
         (np.zeros((0, 0, 3)), "is no image"),
-        (np.full((4, 4, 3), 1.5), "from 1.5 to 1.5; floats in [0, 1]"),
+        (np.full((4, 4, 3), 1.5), "from 1.5 to 1.5; [0, 1] or [0, 255] expected"),
         (np.full((4, 4, 3), np.nan), "from nan to nan"),
         (np.full((4, 4, 3), 256), "from 256 to 256"),
         (np.full((4, 4, 3), -1), "from -1 to -1"),

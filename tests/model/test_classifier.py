@@ -213,7 +213,7 @@ def test_half_of_the_classes_keep_their_labels(clip: CLIP):
         (pictures(2), np.eye(2), "labels that are no single values"),
         (pictures(2), ["cat", ""], "'' is not a readable name"),
         (pictures(2), ["cat", "do\udcffg"], "not a readable name"),
-        (np.zeros((2, 8, 8, 3)) - 2, ["a", "b"], "from -2 to -2; floats in [0, 1]"),
+        (np.zeros((2, 8, 8, 3)) - 2, ["a", "b"], "from -2 to -2; [0, 1] or [0, 255] expected"),
         (np.zeros((2, 8, 8, 5)), ["a", "b"], "an array of shape (8, 8, 5) is no image"),
         ([1, 2], ["a", "b"], "not a int"),
         (["https://example.com/a.jpg", "b.jpg"], ["a", "b"], "is a URL"),

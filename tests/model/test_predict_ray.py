@@ -16,10 +16,11 @@ import pytest
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.model import predict_ray as ray_predict
+from dca.model import predict_ray, shards
 from dca.model.classifier import Classifier
 from dca.model.predict import PredictionOptions, predict_to_file
-from dca.model.predict_ray import MANIFEST, SharedModel, predict_on_ray
+from dca.model.predict_ray import SharedModel, predict_on_ray
+from dca.model.shards import MANIFEST, RETRIES
 from helpers.processes import DCA, PATIENCE, start_process, wait_until
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -83,10 +84,10 @@ def images(photos: Path, tmp_path: Path) -> list[str]:
 def on_ray(
     source: SharedModel, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    monkeypatch.setattr(ray_predict, "_load_model", ray_predict._load_model.__wrapped__)  # not kept for other tests
+    monkeypatch.setattr(shards, "_load_once", shards._load_once.__wrapped__)  # not kept for other tests
 
     def predict(ray: StandIn, wanted: PredictionOptions | None = None, **more: Any) -> Any:
-        monkeypatch.setattr(ray_predict, "connect_ray", lambda: ray)
+        monkeypatch.setattr(shards, "connect_ray", lambda: ray)
         return predict_on_ray(source, images, tmp_path / "parts", wanted, per_shard=8, **more)
 
     return predict
@@ -107,7 +108,7 @@ def test_the_rows_are_those_of_this_machine(
     assert len(seen) == 4
     assert seen[-1][:3] == ("images", 31, 31)
     assert seen[-1][3].endswith("images/s")
-    assert ray.given == [{"num_cpus": 1, "num_gpus": 0, "max_retries": ray_predict.RETRIES}]
+    assert ray.given == [{"num_cpus": 1, "num_gpus": 0, "max_retries": RETRIES}]
     assert (ray.most, ray.ended) == (2, 1)
 
 
@@ -129,10 +130,10 @@ def test_an_error_of_a_task_is_that_of_this_machine(on_ray: Callable[..., Any], 
     def refuse(*arguments: Any) -> None:
         raise UserError("disk full")
 
-    monkeypatch.setattr(ray_predict, "predict_shard", refuse)
+    monkeypatch.setattr(predict_ray, "predict_shard", refuse)
     with pytest.raises(UserError, match="disk full"):
         on_ray(StandIn())
-    monkeypatch.setattr(ray_predict, "predict_shard", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(predict_ray, "predict_shard", lambda *arguments: 1 / 0)
     with pytest.raises(RayTaskError):
         on_ray(StandIn())
 
@@ -175,8 +176,8 @@ def test_options_that_do_not_go_together(
 def test_the_command_writes_shards(
     dca: Callable[..., Any], fitted: Path, tiny_folder: Path, photos: Path, tmp_path: Path, monkeypatch: Any
 ):
-    monkeypatch.setattr(ray_predict, "connect_ray", StandIn)
-    monkeypatch.setattr(ray_predict, "_load_model", ray_predict._load_model.__wrapped__)
+    monkeypatch.setattr(shards, "connect_ray", StandIn)
+    monkeypatch.setattr(shards, "_load_once", shards._load_once.__wrapped__)
     parts = tmp_path / "parts"
     arguments = ["predict", fitted, photos / "test", "--backend", "ray", "-o", parts, "--backbone", tiny_folder]
     said = dca(*arguments, "--format", "parquet", "--per-shard", "20", "--json")

@@ -200,7 +200,7 @@ def test_another_model_or_other_options_do_not_continue(
         interrupt(patch, 2)
         with pytest.raises(KeyboardInterrupt):
             predict_to_file(model, images, output)
-    with pytest.raises(UserError, match="unfinished predictions of another command") as error:
+    with pytest.raises(UserError, match="unfinished rows of another command") as error:
         predict_to_file(model, images, output, PredictionOptions(top=3))
     assert error.value.details == ("top: 1 there, 3 here",)
     predict_to_file(model, images, output, PredictionOptions(top=3), overwrite=True)
@@ -283,7 +283,7 @@ def test_a_second_process_is_refused(model: Classifier, images: list[str], tmp_p
 
     with (
         exclusive_lock(tmp_path / "out.csv"),
-        pytest.raises(UserError, match="another prediction is writing"),
+        pytest.raises(UserError, match="another command is writing"),
     ):
         predict_to_file(model, images, tmp_path / "out.csv")
 

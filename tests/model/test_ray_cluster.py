@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from dca.core.errors import UserError
-from dca.model.predict_ray import connect_ray, share_resources
+from dca.model.shards import connect_ray, share_resources
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):

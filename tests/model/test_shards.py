@@ -11,7 +11,8 @@ import pytest
 from dca.core.errors import UserError
 from dca.model.classifier import Classifier
 from dca.model.predict import PredictionOptions, predict_to_file
-from dca.model.predict_ray import MANIFEST, Shards, open_shards, predict_shard
+from dca.model.predict_ray import predict_shard
+from dca.model.shards import MANIFEST, Shards, open_shards
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_shards_of_another_command_are_not_continued(images: list[str], tmp_path
     shards = opened(tmp_path / "parts", images)
     shards.shard_path(0).write_text("path,label\n")
     others, identity = change(images)
-    with pytest.raises(UserError, match="holds predictions of another command") as raised:
+    with pytest.raises(UserError, match="holds files of another command") as raised:
         opened(tmp_path / "parts", others, **identity)
     assert any(words in line for line in raised.value.details)
     assert shards.shard_path(0).exists()

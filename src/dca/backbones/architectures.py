@@ -152,7 +152,7 @@ def join_architecture(architecture: str, backbone: str) -> str:
     if architecture.removesuffix(QUICK) not in ARCHITECTURES:
         raise unknown_name("architecture", architecture, list_architectures())
     if not Path(backbone).expanduser().is_file():
-        raise UserError(f"--architecture is for a file of tensors, and --backbone {backbone} is none")
+        raise UserError(f"an architecture is named for a file of tensors, and {backbone} is none")
     return f"{architecture}:{backbone}"
 
 

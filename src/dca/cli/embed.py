@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def similar(
     """
     from dca.images.decode import Unreadable, unreadable_error
     from dca.model.classifier import Classifier
-    from dca.model.embed import SUFFIX, encode_blocks, find_similar, read_features, stream_features
+    from dca.model.embed import SUFFIX, FeatureBlock, encode_blocks, find_similar, read_features, stream_features
 
     encoder = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision).method_.encoder
     (outcome,) = next(stream_features(encoder, [Path(image)]))
@@ -100,10 +101,11 @@ def similar(
     if tables and len(tables) < len(archive):
         raise UserError("files of features and images cannot go together", hint="give one kind of them")
     unreadable = list[Unreadable]()
+    blocks: Iterator[FeatureBlock]
     if tables:
         blocks = chain.from_iterable(read_features(table, encoder) for table in tables)
     else:
-        blocks = chain(encode_blocks(encoder, list_images(archive), unreadable))
+        blocks = encode_blocks(encoder, list_images(archive), unreadable)
     found = find_similar(outcome, blocks, top)
     if not quiet:
         print_lines(*(f"skipped {one}" for one in unreadable), err=True)

@@ -352,7 +352,8 @@ def write_shards(
     source: ModelSource, paths: Sequence[str], target: OutputOptions, options: PredictionOptions, progress: Progress
 ) -> PredictionSummary:
     """Predict into the files of a folder on a Ray cluster."""
-    from dca.model.predict_ray import PER_SHARD, SharedModel, predict_on_ray
+    from dca.model.predict_ray import SharedModel, predict_on_ray
+    from dca.model.shards import PER_SHARD
 
     remote = SharedModel(str(source.folder), source.backbone, source.device, source.precision)
     with only_results_on_stdout():

@@ -211,6 +211,12 @@ def install_again(requirement: str) -> Action:
     return Action(way, way)
 
 
+def write_features(path: str) -> Action:
+    """Make a file of image features with the encoder that is wanted."""
+    command = f"dca embed FOLDER -o {path} --backbone NAME"
+    return Action(f"write them: {command}", f"write them: embed_to_file(..., '{path}')")
+
+
 def log_in_to_wandb() -> Action:
     """Give Weights & Biases an account, or keep its runs on this machine."""
     way = "log in with `wandb login`, or set WANDB_MODE=offline"

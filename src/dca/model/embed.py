@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from dca.backbones.encoder import Encoder
 from dca.core.errors import UserError
 from dca.core.files import atomic_write
-from dca.core.hints import allow_overwrite
+from dca.core.hints import allow_overwrite, write_features
 from dca.core.progress import Progress, silent
 from dca.images.decode import ImageLike, Unreadable
 from dca.model.prediction_files import require_writer_package
@@ -158,11 +158,11 @@ def read_features(path: Path, encoder: Encoder) -> Iterator[FeatureBlock]:
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if DIGEST not in about:
-        raise UserError(f"{path} holds no features", hint=f"dca embed FOLDER -o {path} writes them")
+        raise UserError(f"{path} holds no features", hint=write_features(str(path)))
     if about[DIGEST].decode() != encoder.digest:
         raise UserError(
             f"{path} holds features of {about[BACKBONE].decode()}, and {encoder.source} is another backbone",
-            hint="write them again with dca embed --backbone",
+            hint=write_features(str(path)),
         )
     for batch in file.iter_batches(batch_size=BLOCK):
         known = batch.filter(batch.column("feature").is_valid())

@@ -6,8 +6,7 @@ A killed process continues where it was.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, tee
 from pathlib import Path
@@ -29,6 +28,7 @@ from dca.model.prediction_files import (
     Columns,
     ImageFolders,
     Journal,
+    Row,
     drop_finished_journal,
     require_writable_kind,
 )
@@ -181,24 +181,16 @@ def predict_to_file(
     """
     options = options or PredictionOptions()
     kind = require_writable_kind(output)
-    if output.exists() and not overwrite:
-        with exclusive_lock(output, "prediction"):
-            drop_finished_journal(output)
-        raise UserError(f"{output} exists", hint=[allow_overwrite(), "choose another file"])
+    refuse_finished(output, overwrite=overwrite)
     require_rate(options.reject, model.smallest_p_value)
     paths = list(dict.fromkeys(str(Path(image)) for image in images))  # "./a.jpg" and "a.jpg" are one
+    columns = choose_columns(model, options, copies=copy_to is not None)
     identity = prediction_identity(model, options, copy_to)
-    with exclusive_lock(output, "prediction"), Journal(output, identity, fresh=overwrite) as journal:
+    with exclusive_lock(output, "command"), Journal(output, identity, fresh=overwrite) as journal:
         folders = None if copy_to is None else _open_image_folders(copy_to, model, journal)
-        before, now, began = len(journal.paths.intersection(paths)), 0, time.monotonic()
-        for rows in predict_rows(model, paths, options, journal.paths, folders):
-            journal.append(rows)
-            now += len(rows)
-            progress("images", before + now, len(paths), f"{now / (time.monotonic() - began):.1f} images/s")
-        seconds = time.monotonic() - began
-        tally = _write_output(
-            journal, set(paths), output, kind, choose_columns(model, options, copies=copy_to is not None)
-        )
+        batches = predict_rows(model, paths, options, journal.paths, folders)
+        before, seconds = journal.extend(batches, paths, progress)
+        tally = write_output(journal, paths, output, lambda rows, path: WRITERS[kind](rows, columns, path))
     return tally.summarize(tally.rows - before, seconds)
 
 
@@ -278,11 +270,21 @@ class Tally:
         return PredictionSummary(self.rows, predicted, seconds, self.unreadable, tuple(self.listed))
 
 
-def _write_output(journal: Journal, wanted: set[str], output: Path, kind: str, columns: Columns) -> Tally:
+def refuse_finished(output: Path, *, overwrite: bool) -> None:
+    """Raise if the output is there and must not be replaced."""
+    if output.exists() and not overwrite:
+        with exclusive_lock(output, "command"):
+            drop_finished_journal(output)
+        raise UserError(f"{output} exists", hint=[allow_overwrite(), "choose another file"])
+
+
+def write_output(
+    journal: Journal, wanted: Iterable[str], output: Path, write: Callable[[Iterable[Row], Path], None]
+) -> Tally:
     """Write the rows of the wanted images to the output, in one rename, and remove the journal."""
-    tally = Tally()
-    rows = (row for row in journal.rows() if row["path"] in wanted)
+    tally, kept = Tally(), set(wanted)
+    rows = (row for row in journal.rows() if row["path"] in kept)
     with atomic_write(output) as unfinished:
-        WRITERS[kind](tally.count(rows), columns, unfinished)
+        write(tally.count(rows), unfinished)
     journal.remove()
     return tally

@@ -1,7 +1,7 @@
 """Files of a prediction: the table (CSV, JSON lines, Parquet), the journal of unfinished rows, and copied images.
 
 Tables are written row by row. The journal is a file of JSON lines that only grows, so that a killed process loses
-nothing. Images can be copied into one folder per predicted class.
+nothing; rows of features have one, too. Images can be copied into one folder per predicted class.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dca.core.errors import UserError
 from dca.core.files import atomic_write, encode_utf8, explain_write_errors
 from dca.core.hints import allow_overwrite
+from dca.core.progress import Progress
 
 if TYPE_CHECKING:
     import pyarrow
@@ -114,8 +115,8 @@ def _write_parquet(rows: Iterable[Row], columns: Columns, path: Path) -> None:
 
     schema = _schema(columns)
     with ParquetWriter(path, schema) as writer:
-        for group in _batch_rows(rows, ROW_GROUP):
-            flat = [{name: _to_valid_text(value) for name, value in columns.flatten(row).items()} for row in group]
+        for group in batch_rows(rows, ROW_GROUP):
+            flat = [{name: to_valid_text(value) for name, value in columns.flatten(row).items()} for row in group]
             writer.write_batch(RecordBatch.from_pylist(flat, schema=schema))
 
 
@@ -131,12 +132,12 @@ def _schema(columns: Columns) -> pyarrow.Schema:
     return pa.schema([(name, kind(name)) for name in columns.names()])
 
 
-def _to_valid_text(value: Any) -> Any:
+def to_valid_text(value: Any) -> Any:
     r"""Text that Parquet takes: bytes of file names that are not valid text become \udcXX."""
     return encode_utf8(value).decode() if isinstance(value, str) else value
 
 
-def _batch_rows(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+def batch_rows(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
     """Rows in lists of at most `size`."""
     source = iter(rows)
     while group := list(islice(source, size)):
@@ -176,7 +177,7 @@ SYNC_EVERY = 2.0
 
 
 class Journal:
-    """The rows predicted so far, in OUTPUT.partial; the first line says what they are predictions of.
+    """The rows made so far, in OUTPUT.partial; the first line says what decides them.
 
     Args:
         output: The file that is being made.
@@ -205,7 +206,7 @@ class Journal:
                 raise _identity_error(self.path, found, identity)
             found = None
         self._file = self.path.open("ab")
-        # A line that was cut off belongs to images that are predicted again.
+        # A line that was cut off belongs to images that are opened again.
         self._file.truncate(whole if found is not None else 0)
         if found is not None:
             self.paths.update(row["path"] for row in self.rows())
@@ -246,6 +247,17 @@ class Journal:
             os.fsync(self._file.fileno())
             self._synced = time.monotonic()
 
+    def extend(
+        self, batches: Iterable[Sequence[dict[str, Any]]], wanted: Sequence[str], progress: Progress
+    ) -> tuple[int, float]:
+        """Add batch after batch as they are made; returns how many of the wanted images had a row, and the seconds."""
+        before, now, began = len(self.paths.intersection(wanted)), 0, time.monotonic()
+        for rows in batches:
+            self.append(rows)
+            now += len(rows)
+            progress("images", before + now, len(wanted), f"{now / (time.monotonic() - began):.1f} images/s")
+        return before, time.monotonic() - began
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """All rows, in the order in which they were added."""
         with self.path.open("rb") as file:
@@ -285,10 +297,10 @@ def _is_row(line: bytes) -> bool:
 
 
 def _identity_error(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> UserError:
-    """The error for unfinished predictions that cannot be continued."""
+    """The error for unfinished rows that cannot be continued."""
     differing = [name for name in wanted if found.get(name) != wanted[name]]
     return UserError(
-        f"{path} holds unfinished predictions of another command",
+        f"{path} holds unfinished rows of another command",
         details=[f"{name}: {found.get(name)} there, {wanted[name]} here" for name in differing],
         hint=["finish it with the options that began it", allow_overwrite(), "choose another file"],
     )

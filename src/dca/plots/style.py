@@ -121,13 +121,18 @@ def fit_width(text: str, inches: float, size: float, *, bold: bool = False, fram
     from matplotlib.textpath import TextPath
 
     font = FontProperties(family=list(_fonts()), weight="bold" if bold else "normal")
-    words, most = fit_text(text, 200), 200
-    while most > 3:
+
+    def fits(words: str) -> bool:
         path = TextPath((0, 0), frame.replace("{}", words), size=size, prop=font, usetex=False)
-        if path.get_extents().width <= 72 * inches:
-            break
-        most = min(most, len(words)) - 1
-        words = fit_text(text, most)
+        return bool(path.get_extents().width <= 72 * inches)
+
+    words = fit_text(text, 200)
+    if not fits(words):
+        fewest, most = 3, len(words)  # letters: these fit as far as that is possible, and those do not
+        while most - fewest > 1:
+            middle = (fewest + most) // 2
+            fewest, most = (middle, most) if fits(fit_text(text, middle)) else (fewest, middle)
+        words = fit_text(text, fewest)
     return frame.replace("{}", words)
 
 

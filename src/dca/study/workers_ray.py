@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dca.model.predict_ray import connect_ray, share_resources
+from dca.model.shards import connect_ray, share_resources
 from dca.study.choices import TrackerName
 from dca.study.specification import Job
 from dca.study.worker import PULSE, CellResult, Queue, SweepEvent, Worker
