@@ -57,11 +57,15 @@ def invent_result(cell: Cell) -> dict[str, Any]:
         shift = 0.1 * random.Random(name).random()
         return float(round(min(0.999, 0.35 + 0.4 * level[spec.data] - shift + gain + noise.gauss(0, 0.006)), 4))
 
-    names = {"base-to-new": [f"{spec.data} base", f"{spec.data} new"], "few-shot": [spec.data]}
+    names = {
+        "base-to-new": [f"{spec.data} base", f"{spec.data} new"],
+        "few-shot": [spec.data],
+        "transductive": [f"{spec.data} together"],
+    }
     own = [spec.data] if spec.protocol == "domain-shift" else []
     figures = {name: accuracy(name) for name in names.get(spec.protocol, [*own, *spec.targets])}
     others = {"classes": 10, "zero_shot_accuracy": 0.3, "ece": 0.05}
-    images = {name: catalog.get(name.removesuffix(" base").removesuffix(" new")).sizes[2] for name in figures}
+    images = {name: catalog.get(name.split(" ")[0]).sizes[2] for name in figures}
     if spec.protocol == "base-to-new":
         images = {name: (total + place) // 2 for place, (name, total) in enumerate(images.items())}
     targets = [
@@ -69,7 +73,7 @@ def invent_result(cell: Cell) -> dict[str, Any]:
     ]
     found = {name: named[name] for name in ("method", "protocol", "shots", "seed")} | {"public": named["data"]}
     found |= {
-        "accuracy": None if spec.protocol == "cross-dataset" else next(iter(figures.values())),
+        "accuracy": None if spec.protocol in ("cross-dataset", "transductive") else next(iter(figures.values())),
         "targets": targets,
     }
     if spec.protocol == "base-to-new":

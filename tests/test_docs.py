@@ -125,6 +125,7 @@ def desk(tmp_path: Path, many_photos: Path, tiny_folder: Path, monkeypatch: pyte
                 shutil.copyfile(image, folder / f"{n}.png")
     shutil.copytree(tmp_path / "photos" / "test", tmp_path / "more_photos")
     shutil.copytree(many_photos / "train" / "guitar", tmp_path / "other")
+    shutil.copytree(tmp_path / "photos" / "train", tmp_path / "sorted")
     for name in ("zebras", "holiday"):
         shutil.copytree(tmp_path / "photos" / "test" / "dog", tmp_path / name)
     for name in ("new.jpg", "a.jpg", "b.jpg"):
@@ -151,7 +152,8 @@ def test_commands_of_the_page_work(page: str, desk: Path) -> None:
 def test_enough_commands_are_run() -> None:
     assert {page for page in PAGES if len(typed(page)) >= 3} >= {
         *("README.md", "docs/quickstart.md", "docs/export.md", "docs/faq.md", "docs/your-own-images.md"),
-        *("docs/methods.md", "docs/choose-a-method.md"),
+        *("docs/methods.md", "docs/choose-a-method.md", "docs/tour-photos.md", "docs/tour-research.md"),
+        "docs/examples.md",
     }
 
 

@@ -358,3 +358,24 @@ def test_methods_run_on_given_features(load: Load, tmp_path: Path, monkeypatch: 
     assert found["Caltech101, 2 classes, with text"]["accuracy"]["2"]["zero_shot"] == 100
     assert found["OxfordPets, no text"]["accuracy"]["2"]["nearest mean, cosine"] == 100
     assert "| Caltech101, 2 classes, with text, n = 12 | 2 shots |" in capsys.readouterr().out
+
+
+def test_worked_examples_have_wrong_labels_and_disjoint_folders(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = load("worked_examples")
+    data = write_sample(tmp_path / "data", per_class_train=6, per_class_test=0, size=32) / "train"
+    wanted = examples.Example(("cactus", "fish", "house"), shots=3, wrong=2, more=2, other=4)
+    monkeypatch.setitem(examples.EXAMPLES, "flowers", wanted)
+    out = tmp_path / "out"
+    examples.write_example("flowers", load_folder(data), out)
+    read = {part: [p.read_bytes() for p in (out / part).rglob("*.png")] for part in ("photos", "more_photos", "other")}
+    assert {part: len(found) for part, found in read.items()} == {"photos": 9, "more_photos": 6, "other": 4}
+    assert len({data for found in read.values() for data in found}) == 19
+    assert sorted(read["photos"]) == sorted(p.read_bytes() for p in (out / "sorted").rglob("*.png"))
+    planted = sorted((out / "photos").rglob("wrong-*"))
+    assert len(planted) == 2
+    for path in planted:
+        _, label, name = path.name.split("-")
+        assert label != path.parent.name
+        assert (out / "sorted" / label / name).read_bytes() == path.read_bytes()

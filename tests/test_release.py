@@ -73,7 +73,7 @@ def test_the_sdist_has_what_the_tests_and_the_site_need(built: Path) -> None:
     with tarfile.open(path) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers()}
     wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "Makefile", "mkdocs.yml"}
-    wanted |= {"pyproject.toml", "docs/index.md", "docs/notebooks/quickstart.ipynb", "tests/conftest.py"}
+    wanted |= {"pyproject.toml", "docs/index.md", "docs/notebooks/photos.ipynb", "tests/conftest.py"}
     assert names >= wanted | {
         "study/results/study.jsonl",
         "scripts/pages.py",

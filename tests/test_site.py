@@ -21,7 +21,8 @@ from dca.study import protocols
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-NOTEBOOK = DOCS / "notebooks" / "quickstart.ipynb"
+# The notebooks, and a part of what each of them prints.
+NOTEBOOKS = {"photos": "of 20 images", "arrays": "of 40 new images", "research": "of 200 images"}
 
 
 def nav_pages(nav: Any) -> Iterator[str]:
@@ -65,7 +66,8 @@ def test_every_page_is_built(site: Path) -> None:
         inside = page.relative_to(DOCS).with_suffix("")
         folder = site / (inside.parent if inside.name == "index" else inside)
         assert "</html>" in (folder / "index.html").read_text(encoding="utf-8"), page
-    assert (site / "notebooks" / "quickstart.ipynb").is_file()
+    for notebook in NOTEBOOKS:
+        assert (site / "notebooks" / f"{notebook}.ipynb").is_file()
 
 
 def test_no_page_asks_for_anything_from_elsewhere(site: Path) -> None:
@@ -94,8 +96,13 @@ def test_versions_agree() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == dca.__version__
 
 
-def test_the_notebook_has_no_outputs_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+def test_every_notebook_is_run() -> None:
+    assert {path.stem for path in (DOCS / "notebooks").glob("*.ipynb")} == {*NOTEBOOKS}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_has_no_outputs_and_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = nbformat.read(DOCS / "notebooks" / f"{name}.ipynb", as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell for cell in cells if cell.outputs or cell.execution_count] == []
@@ -103,5 +110,11 @@ def test_the_notebook_has_no_outputs_and_runs(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     texts = [out.get("text", "") or out.get("data", {}).get("text/plain", "") for c in cells for out in c.outputs]
-    assert texts[-1] == "'cactus'"
-    assert "of 20 images" in "".join(texts)  # what a cell prints may come in several parts
+    printed = "".join(texts)  # what a cell prints may come in several parts
+    assert NOTEBOOKS[name] in printed
+    if name == "photos":
+        assert "fish/house.png: is it house?" in printed  # the photo in the wrong folder
+        assert "'none of these'" in printed
+        assert "'cactus'" in texts  # the saved model
+    if name == "arrays":
+        assert re.search(r"most doubtful: \[ ?0 ", printed)

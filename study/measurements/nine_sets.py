@@ -15,6 +15,8 @@ alike.
 
 Transduction sees all new images of a draw at once; its figures are in a table of their own.
 
+A measurement that was stopped goes on from the rows that FILE has.
+
 The unit of all tests is the dataset, seven of them: two sets of one dataset are averaged. Intervals and p-values are
 Student's t over datasets, p-values of several rows corrected by Holm; the sign test counts datasets.
 """
@@ -162,17 +164,20 @@ def measure(source: Source, shots: int, seed: int) -> dict[str, Any] | None:
 
 
 def measure_sources(sources: Sequence[Source], draws: int, workers: int, json: Path | None) -> list[dict[str, Any]]:
-    """All rows, sorted; written to `json` as they come."""
-    jobs = [(source, k, seed) for seed in range(draws) for k in SHOTS for source in sources]
+    """All rows, sorted; written to `json` as they come, and continued from what is there."""
     order = {source.pool.name: n for n, source in enumerate(sources)}
-    rows: list[dict[str, Any]] = []
+    rows = read_rows(json) if json is not None and json.is_file() else []
+    there = {(row["set"], row["shots"], row["draw"]) for row in rows}
+    jobs = [(source, k, seed) for seed in range(draws) for k in SHOTS for source in sources]
+    jobs = [job for job in jobs if (job[0].pool.name, *job[1:]) not in there]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
         for done in as_completed([processes.submit(measure, *job) for job in jobs]):
             if (row := done.result()) is not None:
                 rows.append(row)
-                rows.sort(key=lambda row: (order[row["set"]], row["shots"], row["draw"]))
+                rows.sort(key=lambda row: (order.get(row["set"], len(order)), row["shots"], row["draw"]))
                 write_rows(json, rows)
-                click.echo(f"{len(rows)} of {len(jobs)}: {row['set']}, {row['shots']} shots", err=True)
+                done_words = f"{row['set']}, {row['shots']} shots, draw {row['draw']}"
+                click.echo(f"{len(rows) - len(there)} of {len(jobs)}: {done_words}", err=True)
     return rows
 
 

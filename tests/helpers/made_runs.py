@@ -33,7 +33,9 @@ def write_run(
     cell = Cell(Experiment(**{"data": "eurosat", "shots": 4, **spec}), head or {})
     own, protocol = cell.experiment, cell.experiment.protocol
     values = [accuracy] if isinstance(accuracy, float) else list(accuracy)
-    names = {"base-to-new": ["base", "new"], "few-shot": [own.data]}.get(protocol, [*own.targets])
+    names = {"base-to-new": ["base", "new"], "few-shot": [own.data], "transductive": [own.data]}.get(
+        protocol, [*own.targets]
+    )
     names = names if len(names) == len(values) else [own.data, *names]
     targets = [invent_target(name, value) for name, value in zip(names, values, strict=True)]
     if protocol == "base-to-new":
@@ -42,7 +44,13 @@ def write_run(
             target["test_images"] = images
     made = {
         **{"method": own.method, "protocol": protocol, "shots": own.shots, "seed": own.seed, "public": own.data},
-        **{"accuracy": values[0], "targets": targets, "seconds": 2.0, "trained_parameters": 10, **(result or {})},
+        **{
+            "accuracy": None if protocol == "transductive" else values[0],
+            "targets": targets,
+            "seconds": 2.0,
+            "trained_parameters": 10,
+            **(result or {}),
+        },
     }
     if protocol == "base-to-new":
         made["harmonic_mean"] = 2 * values[0] * values[1] / sum(values)

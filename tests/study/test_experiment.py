@@ -64,6 +64,8 @@ def test_no_folder_of_this_machine_is_in_what_travels(tmp_path: Path) -> None:
         ({"draw": "d.json", "shots": 2}, "draw and shots cannot be combined"),
         ({"draw": "d.json", "hold_out": 0.2}, "draw and hold_out cannot be combined"),
         ({"draw": "d.json", "protocol": "base-to-new"}, "draw and protocol base-to-new"),
+        ({"draw": "d.json", "protocol": "transductive"}, "draw and protocol transductive"),
+        ({"measured_on": "validation", "protocol": "transductive"}, "combined with protocol transductive"),
         ({"method": "closed_form", "other": "other"}, "learns from no other images"),
         ({"measured_on": "train"}, "unknown measured_on 'train'"),
         ({"measured_on": "validation", "protocol": "base-to-new"}, "combined with protocol base-to-new"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dca.core.choices import PROTOCOLS
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.datasets.draws import draw_few_shot, draw_training_part
@@ -20,6 +21,7 @@ from dca.study.protocols import (
     harmonic_mean,
     make_task,
     subset,
+    transductive,
 )
 
 
@@ -52,6 +54,7 @@ def test_the_training_side_holds_no_test_image():
         base_to_new(dataset, 4, 1),
         domain_shift(dataset, [toy("shifted")], 4, 1),
         cross_dataset(dataset, [toy("other")], 4, 1),
+        transductive(dataset, 4, 1),
     ):
         assert task.source.test == ()
         assert not images_in(task.source) & tests
@@ -169,9 +172,9 @@ def test_domain_shift_of_folders_matches_classes_by_label_then_by_name():
     assert (shifted.labels, shifted.names, shifted.dataset) == (target.labels, target.names, "")
 
 
-@pytest.mark.parametrize("protocol", ["few-shot", "base-to-new", "cross-dataset", "domain-shift"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_make_task_is_the_function_of_the_protocol(protocol):
-    alone = protocol in ("few-shot", "base-to-new")
+    alone = protocol in ("few-shot", "base-to-new", "transductive")
     targets = [] if alone else [toy("other")]
     function = getattr(protocols, protocol.replace("-", "_"))
     given = {"rules": "paper", "validation": "full"}
@@ -185,6 +188,7 @@ def test_make_task_is_the_function_of_the_protocol(protocol):
     [
         ("few-shot", 1, "1 target is given"),
         ("base-to-new", 2, "2 targets are given"),
+        ("transductive", 1, "1 target is given"),
         ("cross-dataset", 0, "needs at least one other dataset"),
         ("domain-shift", 0, "needs at least one other dataset"),
         ("few-shots", 0, "Did you mean 'few-shot'"),
@@ -196,12 +200,20 @@ def test_targets_that_are_missing_or_superfluous_are_refused(protocol, targets, 
     assert error.value.hint
 
 
+def test_transduction_trains_and_tests_on_the_images_of_few_shot():
+    few, together = few_shot(toy(), 4, 1), transductive(toy(), 4, 1)
+    assert together.source == few.source
+    (alone,), (target,) = few.targets, together.targets
+    assert (alone.together, target.together, target.name) == (False, True, "toy together")
+    assert dataclasses.replace(target, name="toy", together=False) == alone
+
+
 def test_a_target_needs_test_images():
     with pytest.raises(UserError, match="no test images"):
         cross_dataset(toy(), [toy("other", test=0)], 4, 1)
 
 
-@pytest.mark.parametrize("protocol", [few_shot, base_to_new])
+@pytest.mark.parametrize("protocol", [few_shot, base_to_new, transductive])
 def test_without_a_test_part_the_same_fifth_is_held_out_for_every_seed(protocol):
     tasks = [protocol(toy(test=0), 4, seed) for seed in (1, 2)]
     assert tasks[0].targets == tasks[1].targets

@@ -14,6 +14,7 @@ def test_runs_are_parted_by_backbone_selection_protocol_and_source(tmp_path: Pat
     write_run(tmp_path, [0.5, 0.4], method="gda", protocol="base-to-new")
     write_run(tmp_path, [0.5, 0.4], method="gda", protocol="domain-shift", targets=["dtd"])
     write_run(tmp_path, [0.4], method="gda", protocol="cross-dataset", targets=["dtd"])
+    write_run(tmp_path, 0.7, method="gda", protocol="transductive")
     found = [(block.context.label, block.protocol, block.source) for block in blocks_under(tmp_path)]
     assert found == [
         ("mini, rules paper", "few-shot", ""),
@@ -21,6 +22,7 @@ def test_runs_are_parted_by_backbone_selection_protocol_and_source(tmp_path: Pat
         ("mini, rules strict", "base-to-new", ""),
         ("mini, rules strict", "cross-dataset", "eurosat"),
         ("mini, rules strict", "domain-shift", "eurosat"),
+        ("mini, rules strict", "transductive", ""),
         ("mini, rules strict, hold_out 0.2", "few-shot", ""),
         ("vit-b-16, rules strict", "few-shot", ""),
     ]

@@ -86,6 +86,7 @@ def test_without_the_model_of_its_twin_an_experiment_is_fitted(study: Specificat
     ("change", "shared"),
     [
         ({}, True),
+        ({"protocol": "transductive", "targets": []}, True),
         ({"protocol": "few-shot", "targets": []}, False),
         ({"protocol": "base-to-new", "targets": []}, False),
         ({"data": "my/photos"}, False),  # images may be held out of it

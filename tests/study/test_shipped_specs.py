@@ -33,6 +33,7 @@ SIZES = {
     "adapters/proker": (11 + 11 * 3, 11 + 11 * 3),
     "base-to-new": (11 + 12 * 11 * 3, 11 + 12 * 11 * 3),
     "cross-dataset": (1 + 8 * 3, 1 + 8 * 3),
+    "transductive": (2 * (11 + 7 * 11 * 2 * 3), 2 * (11 + 7 * 11 * 2 * 3)),
     "selection": (97 * 3 * 2, 94 * 3 * 2),
 }
 PUBLISHED = [name for name in SIZES if name != "selection"]

@@ -25,6 +25,7 @@ class Target:
         test: The images.
         from_source: For each class the index of the same class in training, so that what was learned
             about it can be reused, or None if training had no such class.
+        together: Whether the images are classified together, without their labels, instead of each by itself.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Target:
     template: str
     test: tuple[LabelledImage, ...]
     from_source: tuple[int | None, ...]
+    together: bool = False
 
     @property
     def carries_over(self) -> bool:

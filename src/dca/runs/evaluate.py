@@ -18,9 +18,9 @@ from dca.runs.result import TargetResult
 from dca.training.evaluate import (
     Evaluation,
     classify_features,
+    classify_together,
     encode_images,
     evaluate_predictions,
-    predict_probabilities,
 )
 from dca.training.session import Session
 
@@ -65,6 +65,8 @@ def evaluate(
 ) -> tuple[TargetEvaluation, ...]:
     """Measure a finished method and zero-shot CLIP on every target; nothing is refitted.
 
+    The images of a target are classified each by itself, or together, without their labels, where the target says so.
+
     Args:
         method: The finished method.
         targets: What it is measured on.
@@ -93,18 +95,19 @@ def _evaluate(
     knows_texts = Ability.TEXT_FEATURES in moved.encoder.abilities
     zero_shot = [ZeroShot.for_problem(moved.encoder, moved.problem)] if knows_texts else []
     if features is None or moved.has_frozen_image_tower:
-        *plain, fitted = predict_probabilities([*zero_shot, moved], images, session, stage=stage)
+        *plain, own = encode_images([*zero_shot, moved], images, session, stage=stage)
     else:
-        plain = predict_probabilities(zero_shot, images, session, stage=stage) if zero_shot else []
+        plain = encode_images(zero_shot, images, session, stage=stage) if zero_shot else []
         if target.name not in features:
             (features[target.name],) = encode_images([moved], images, session, stage=stage)
-        fitted = classify_features(moved, features[target.name])
+        own = features[target.name]
+    classify = classify_together if target.together else classify_features
     truth = np.array([item.label for item in target.test])
     seen = count_seen(training, session.hash_images(images)) if training else 0
     return TargetEvaluation(
         target.name,
-        dataclasses.replace(evaluate_predictions(fitted, truth, target.labels), seen_in_training=seen),
-        evaluate_predictions(plain[0], truth, target.labels) if plain else None,
+        dataclasses.replace(evaluate_predictions(classify(moved, own), truth, target.labels), seen_in_training=seen),
+        evaluate_predictions(classify(zero_shot[0], plain[0]), truth, target.labels) if zero_shot else None,
         getattr(moved.options, "test_metric", None),
     )
 

@@ -34,7 +34,7 @@ class Experiment(FitSpec):
         options: Options of the method by name, `key=value` texts, or an `Options` object.
         rules: "strict" or "paper". With "paper" the defaults of the options are those that the method's authors
             publish for the protocol, where they do.
-        protocol: "few-shot", "base-to-new", "cross-dataset" or "domain-shift".
+        protocol: "few-shot", "base-to-new", "cross-dataset", "domain-shift" or "transductive".
         targets: Further datasets to test on, for "cross-dataset" and "domain-shift".
         measured_on: "test", or "validation": the validation images that no method selects on take the place of the
             test images, to choose options with; few-shot only.
@@ -130,7 +130,10 @@ class Experiment(FitSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentResult(RunResult):
-    """The figures of an experiment. Onto other datasets (cross-dataset), only the targets have accuracies.
+    """The figures of an experiment.
+
+    Where other datasets (cross-dataset), or all test images together (transductive), are classified, only the targets
+    have accuracies: they are not those of the model on one image of its data.
 
     Attributes:
         protocol: The protocol.
@@ -183,7 +186,7 @@ class ExperimentResult(RunResult):
 def experiment_figures(protocol: ProtocolName, targets: tuple[TargetResult, ...]) -> dict[str, Any]:
     """The fields of a result that the test images decide under a protocol."""
     figures: dict[str, Any] = {**record_targets(targets), "harmonic_mean": None}
-    if protocol == "cross-dataset":
+    if protocol in ("cross-dataset", "transductive"):
         figures |= {"test_images": 0, "zero_shot_accuracy": None, "accuracy": None}
     if protocol == "base-to-new":
         base, new = targets

@@ -1,7 +1,8 @@
-"""The four protocols in which few-shot methods are compared, and the part of a dataset that is measured on.
+"""The five protocols in which few-shot methods are compared, and the part of a dataset that is measured on.
 
 A protocol turns datasets into a `Task`: what may be trained on, and what is tested. The training part of a task has no
-test images, so a method cannot see one.
+test images, so a method cannot see one. In all but "transductive" a test image is classified by itself, whatever the
+others are.
 
 What a method may choose its options on depends on the rules of the comparison. With "strict" (the default) it is never
 more than min(K, 4) validation images per class. With "paper" it is what the official code of the method used (K per
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from dca.core import hints
 from dca.core.choices import PROTOCOLS, ProtocolName, Rules, ValidationUse
@@ -37,6 +39,7 @@ __all__ = [
     "harmonic_mean",
     "make_task",
     "subset",
+    "transductive",
     "use_validation_as_test",
 ]
 
@@ -54,7 +57,7 @@ def make_task(
     """The task of any protocol.
 
     Args:
-        protocol: "few-shot", "base-to-new", "cross-dataset" or "domain-shift".
+        protocol: "few-shot", "base-to-new", "cross-dataset", "domain-shift" or "transductive".
         dataset: What to train on.
         targets: What else to test on, for "cross-dataset" and "domain-shift" only.
         shots, seed, rules, validation: As for `few_shot`.
@@ -73,15 +76,14 @@ def make_task(
     """
     if protocol not in PROTOCOLS:
         raise unknown_name("protocol", protocol, PROTOCOLS)
-    if protocol in ("few-shot", "base-to-new"):
+    if make_alone := _WITHOUT_TARGETS.get(protocol):
         if targets:
             raise UserError(
                 f"{protocol} tests on {dataset.name} itself, but {pluralize(len(targets), 'target', 'are')} given.",
                 details=[target.name for target in targets],
                 hint=["leave out the targets", hints.choose_protocol("cross-dataset", "domain-shift")],
             )
-        make = few_shot if protocol == "few-shot" else base_to_new
-        return make(dataset, shots, seed, rules=rules, validation=validation)
+        return make_alone(dataset, shots, seed, rules=rules, validation=validation)
     if not targets:
         raise UserError(f"{protocol} needs at least one other dataset to test on.", hint=hints.choose_targets())
     make_onto = cross_dataset if protocol == "cross-dataset" else domain_shift
@@ -124,6 +126,39 @@ def few_shot(
     dataset = hold_out(dataset)
     source, words = draw_training_part(dataset, shots, seed, rules=rules, validation=validation)
     return Task(rules, words, shots, seed, source, (make_target(dataset, dataset),))
+
+
+def transductive(
+    dataset: Dataset,
+    shots: int | None,
+    seed: int,
+    *,
+    rules: Rules = "strict",
+    validation: ValidationUse = "few",
+) -> Task:
+    """Train as for `few_shot`, and classify all images of the test part together, without their labels.
+
+    The predictions of the model, one for each image, are where it starts (`dca.methods.shared.transduction`).
+
+    Args:
+        dataset, shots, seed, rules, validation: As for `few_shot`.
+
+    Returns:
+        The task of `few_shot`, with the target "NAME together".
+
+    Raises:
+        UserError: As for `few_shot`.
+
+    Example:
+        >>> from dca.study import protocols
+        >>> from dca.datasets.sample import load_sample
+        >>> sample = load_sample(per_class_train=3, per_class_test=1, size=32)
+        >>> [(target.name, target.together) for target in protocols.transductive(sample, shots=2, seed=1).targets]
+        [('sample together', True)]
+    """
+    task = few_shot(dataset, shots, seed, rules=rules, validation=validation)
+    (target,) = task.targets
+    return replace(task, targets=(replace(target, name=f"{target.name} together", together=True),))
 
 
 def base_to_new(
@@ -255,6 +290,10 @@ def domain_shift(
             hint=["give a target with the same classes", hints.choose_protocol("cross-dataset")],
         )
     return Task(rules, words, shots, seed, trained, tuple(tested))
+
+
+# The protocols that test on the dataset itself.
+_WITHOUT_TARGETS = MappingProxyType({"few-shot": few_shot, "base-to-new": base_to_new, "transductive": transductive})
 
 
 def harmonic_mean(base: float, new: float) -> float:

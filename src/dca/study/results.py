@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
+from dca.core.choices import PROTOCOLS
 from dca.datasets import catalog
 from dca.study.index import RunRecord
 from dca.study.published_numbers import published_numbers
@@ -121,7 +122,7 @@ class Block:
 
     Attributes:
         context: Backbone and rules.
-        protocol: "few-shot", "base-to-new", "cross-dataset" or "domain-shift".
+        protocol: "few-shot", "base-to-new", "cross-dataset", "domain-shift" or "transductive".
         source: What was trained on, for runs that are tested on other datasets; else empty.
         cells: Runs by variant, dataset and shots, one per seed, sorted by seed.
     """
@@ -242,8 +243,7 @@ def build_blocks(rows: Iterable[RunRecord]) -> tuple[Block, ...]:
     for block in blocks.values():
         _keep_seconds_of_one_device(block, devices)
         block.cells = {key: dict(sorted(runs.items())) for key, runs in sorted(block.cells.items(), key=_shots_order)}
-    order = ("few-shot", "base-to-new", "cross-dataset", "domain-shift")
-    return tuple(sorted(blocks.values(), key=lambda b: (b.context.label, order.index(b.protocol), b.source)))
+    return tuple(sorted(blocks.values(), key=lambda b: (b.context.label, PROTOCOLS.index(b.protocol), b.source)))
 
 
 def _keep_seconds_of_one_device(block: Block, devices: Mapping[str, str | None]) -> None:
@@ -279,7 +279,7 @@ def _runs_by_dataset(row: RunRecord) -> list[tuple[str, Run]]:
             (name, Run(row.id, row.seed, {ACCURACY: 100 * target.accuracy, **costs}, target.test_images))
             for name, target in pairs
         ]
-    figures = {ACCURACY: row.accuracy}
+    figures = {ACCURACY: row.targets[0].accuracy if row.protocol == "transductive" else row.accuracy}
     if row.protocol == "base-to-new":
         base, new = (target.accuracy for target in row.targets)
         figures = {BASE: base, NEW: new, HARMONIC: row.harmonic_mean}

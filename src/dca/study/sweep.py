@@ -38,7 +38,7 @@ from dca.study.specification import Cell, Job, Specification, group_jobs
 from dca.study.tracking import require_tracker
 from dca.study.worker import SweepEvent
 
-_TESTED_ELSEWHERE = ("cross-dataset", "domain-shift")
+_TRAINED_ALIKE = ("cross-dataset", "domain-shift", "transductive")
 
 
 def few_shot_twin(experiment: Experiment) -> Experiment | None:
@@ -51,7 +51,7 @@ def few_shot_twin(experiment: Experiment) -> Experiment | None:
         >>> few_shot_twin(shifted) == Experiment(data="imagenet", shots=16)
         True
     """
-    if experiment.protocol not in _TESTED_ELSEWHERE or catalog.find(experiment.data) is None:
+    if experiment.protocol not in _TRAINED_ALIKE or catalog.find(experiment.data) is None:
         return None
     return dataclasses.replace(experiment, protocol="few-shot", targets=())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from dca.core.errors import UserError
 from dca.core.progress import stage_progress
 from dca.images.decode import ImageLike, Unreadable, unreadable_error
 from dca.methods.base import Method
+from dca.methods.shared.transduction import transduce
 from dca.stats.calibration import calibration_error
 from dca.stats.one_against_rest import ClassScores, MeanScores, mean_scores, score_classes
 from dca.training.pipeline import encode_batches
@@ -131,6 +134,25 @@ def classify_features(method: Method, features: Tensor) -> NDArray[np.float64]:
             f"the {method.name} model gives probabilities that are not numbers",
             hint="its tensors or options hold extreme values; fit again, with the default options first",
         )
+    return rows
+
+
+@torch.no_grad()
+def classify_together(method: Method, features: Tensor) -> NDArray[np.float64]:
+    """Probabilities (N, C) of N images that are classified together, from features (N, D) of `method.encode`.
+
+    It starts at the probabilities that the method gives each image by itself, and knows no labels: what the training
+    images say is in these probabilities. They are taken without the temperature: the constants of the equations are for
+    probabilities as heads give them, and zero-shot CLIP's shall not depend on training images.
+
+    Raises:
+        UserError: If the probabilities of the method are not finite.
+    """
+    plain = copy(method)
+    plain.temperature = 1.0
+    alone = torch.from_numpy(classify_features(plain, features)).to(features.device)
+    found = transduce(F.normalize(features.double(), dim=-1), alone)
+    rows: NDArray[np.float64] = found.predictions.cpu().numpy()
     return rows
 
 

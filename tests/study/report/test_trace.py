@@ -23,7 +23,7 @@ from oracles import significance as literal
 Result = dict[str, Any]
 Results = dict[str, Result]
 # Tables whose numbers are means of accuracies.
-MEANS = ("few-shot", "table", "variants", "base-to-new", "cross-dataset", "domain-shift")
+MEANS = ("few-shot", "table", "variants", "base-to-new", "cross-dataset", "domain-shift", "transductive")
 
 
 def tables(report: Path) -> dict[str, list[dict[str, str]]]:
@@ -46,7 +46,7 @@ def accuracies(result: Result, column: str) -> dict[str, float]:
         return {
             result["data"]: {"base": first, "new": rest[0] if rest else 0.0}.get(column, 100 * result["harmonic_mean"])
         }
-    if result["protocol"] == "few-shot":
+    if result["protocol"] in ("few-shot", "transductive"):
         return {result["data"]: first}
     found = {target["name"]: 100 * target["accuracy"] for target in result["targets"]}
     return {
@@ -160,6 +160,41 @@ def deviations(found: list[Result]) -> dict[Key, float]:
         cells[variant(result), result["data"], result["shots"]].append(100 * result["accuracy"])
     keys = {key[1:] for key in cells}
     return {(*key, 0): statistics.stdev(cells[one, *key]) - statistics.stdev(cells[other, *key]) for key in keys}
+
+
+def test_what_classifying_together_adds_is_the_difference_of_pairs(report: Path, results: Results) -> None:
+    """Each number from its runs: as many of each protocol, alike in everything else."""
+    count = 0
+    for name, rows in tables(report).items():
+        for row in measured(rows) if name.startswith("together-minus-alone") else ():
+            found = own(results, row)
+            by_protocol = {
+                protocol: {
+                    (result["data"], result["seed"]): 100 * result["targets"][0]["accuracy"]
+                    for result in found
+                    if result["protocol"] == protocol
+                }
+                for protocol in ("transductive", "few-shot")
+            }
+            together, alone = by_protocol.values()
+            assert together.keys() == alone.keys()
+            assert len(found) == 2 * len(together)
+            assert len({variant(result) for result in found}) == 1
+            by_data = defaultdict(list)
+            for (data, seed), value in together.items():
+                by_data[data].append(value - alone[data, seed])
+            assert float(row["value"]) == pytest.approx(statistics.fmean(map(statistics.fmean, by_data.values())))
+            count += 1
+    assert count > 20
+
+
+def test_transductive_runs_are_in_no_table_of_others(report: Path, results: Results) -> None:
+    own_tables = ("transductive", "together-minus-alone", "runs")
+    hidden = {id for id, result in results.items() if result["protocol"] == "transductive"}
+    assert len(hidden) > 10
+    for name, rows in tables(report).items():
+        found = {id for row in rows for id in row.get("runs", "").split()} & hidden
+        assert not found or name.startswith(own_tables), name
 
 
 def draws(found: dict[Key, float]) -> dict[str, list[float]]:
@@ -391,10 +426,10 @@ def page(report: Path) -> Page:
     return parser
 
 
-def shown(row: dict[str, str]) -> str:
+def shown(row: dict[str, str], table: str) -> str:
     if row["text"]:
         return row["text"]
-    signed = row["kind"] == "delta" or row["column"] == "difference"
+    signed = row["kind"] == "delta" or row["column"] == "difference" or table.startswith("together-minus-alone")
     return f"{float(row['value']):{'+' if signed else ''},.2f}".replace("-", "−")
 
 
@@ -402,7 +437,7 @@ def test_the_page_has_the_numbers_of_the_files_and_links_them_to_their_runs(repo
     found = tables(report)
     assert set(page.numbers) == set(found) - {"runs", "specifications", "not-run", "failed"}, "no numbers made of runs"
     for name, numbers in page.numbers.items():
-        expected = [shown(row) for row in found[name] if row["runs"]]
+        expected = [shown(row, name) for row in found[name] if row["runs"]]
         assert "".join(numbers) == "".join(expected), name
 
 

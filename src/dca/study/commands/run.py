@@ -20,7 +20,7 @@ track_option = click.option(
     "--track",
     type=click.Choice(TRACKER_NAMES),
     default=None,
-    help="Also show the metrics in TensorBoard or Weights & Biases; metrics.jsonl is always written.",
+    help="Also show the metrics in TensorBoard or Weights & Biases.",
 )
 
 
@@ -31,7 +31,7 @@ track_option = click.option(
     type=click.Choice(PROTOCOLS),
     default="few-shot",
     show_default=True,
-    help="What is tested: the same classes, unseen classes, other datasets, or shifted versions of DATA.",
+    help="What is tested: DATA, unseen classes, other datasets, shifted versions, or all images of DATA together.",
 )
 @click.option(
     "--target", "targets", multiple=True, metavar="DATA", help="Another dataset to test on; repeatable. See --protocol."
@@ -49,7 +49,7 @@ track_option = click.option(
     type=click.Choice(MEASURED_ON),
     default="test",
     show_default=True,
-    help="validation: measure on validation images that no method selects on, to choose options with.",
+    help="validation: measure on validation images that no method selects on.",
 )
 @click.option(
     "--draw", default=None, metavar="FILE", help="Take exactly the images of this file; see: dca datasets draw."

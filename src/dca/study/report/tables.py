@@ -71,7 +71,7 @@ class TableCell:
         """The standard deviation or interval; empty without one."""
         if self.low is not None and self.high is not None:
             return interval_text(self, (self.low, self.high))
-        return "" if self.std is None else f"± {self.number(self.std)}"
+        return "" if self.std is None else f"± {self.std:,.{self.digits}f}"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dca.study.report.sections import (
     provenance,
     seeds,
     sensitivity,
+    transductive,
     transfer,
     variants,
 )
@@ -28,6 +29,7 @@ SECTIONS: tuple[RunsSection, ...] = (
     differences.SECTION,
     base_to_new.SECTION,
     transfer.SECTION,
+    transductive.SECTION,
     paper_tables.SECTION,
     ablation.SECTION,
     sensitivity.SECTION,

@@ -20,11 +20,16 @@ NOTE = (
 
 def build(subject: Subject) -> Part | str:
     """One table per number of shots and block."""
-    tables = [table for block in subject.of_protocol("few-shot") for table in _tables(subject, block)]
+    tables = [
+        table
+        for block in subject.of_protocol("few-shot")
+        for table in accuracy_tables(subject, block, "few-shot", "Few-shot accuracy")
+    ]
     return Part(notes=(NOTE,), tables=tuple(tables)) if tables else "No few-shot runs."
 
 
-def _tables(subject: Subject, block: Block) -> Iterator[Table]:
+def accuracy_tables(subject: Subject, block: Block, stem: str, title: str) -> Iterator[Table]:
+    """Every method by every dataset, one table per number of shots; stem: of the file names."""
     variants = subject.methods(block)
     for shots in block.shots:
         datasets = [name for name in block.datasets if any(block.runs(v, name, shots) for v in variants)]
@@ -32,9 +37,9 @@ def _tables(subject: Subject, block: Block) -> Iterator[Table]:
         entries = partial(dataset_entries, block, shots=shots, datasets=datasets, averaged=averaged)
         lines = build_lines(variants, subject.names, entries)
         notes = () if averaged in ([], datasets) else (f"The average is over {', '.join(map(block.title, averaged))}.",)
-        name = f"few-shot-{shots if shots is not None else 'all'}{subject.file_suffix(block)}"
-        title = f"Few-shot accuracy, {shots_title(shots)}{subject.where(block)}"
-        yield Table(name, title, ("method",), with_average(block, datasets), mark_best(lines), notes)
+        name = f"{stem}-{shots if shots is not None else 'all'}{subject.file_suffix(block)}"
+        where = f"{shots_title(shots)}{subject.where(block)}"
+        yield Table(name, f"{title}, {where}", ("method",), with_average(block, datasets), mark_best(lines), notes)
 
 
 SECTION = RunsSection("few_shot", "Few-shot accuracy", build)
