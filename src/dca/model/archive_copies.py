@@ -120,10 +120,13 @@ class _Archive:
 def _choose_frame(table: FeatureTable) -> Tensor:
     """Orthonormal directions in which a sample of the features is largest, (D, directions)."""
     spread = np.unique(np.linspace(0, len(table) - 1, min(SAMPLED_GROUPS, len(table))).astype(int)).tolist()
-    blocks = [block.features for block in map(table.read, spread) if block.paths]
-    if not blocks:
+    thinned = list[Tensor]()
+    for number in spread:
+        if len(features := table.read(number).features):
+            thinned.append(features[:: -(-len(features) // SAMPLED_IMAGES)].double())
+    if not thinned:
         return torch.zeros(0, 0)
-    sample = torch.cat([features[:: -(-len(features) // SAMPLED_IMAGES)] for features in blocks]).double()
+    sample = torch.cat(thinned)
     directions: Tensor = torch.linalg.eigh(sample.T @ sample).eigenvectors
     return directions[:, -FRAME:].float()
 
