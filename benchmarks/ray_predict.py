@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 from bulk_predict import make_images
@@ -40,7 +41,7 @@ def predict_on_cluster(folder: Path, nodes: int, per_shard: int, shards: int) ->
     """Predict on a cluster that loses a node half-way; returns the seconds and the shards that were there then."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     others = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
     parts, began = folder / "parts", time.perf_counter()
     try:

@@ -351,6 +351,7 @@ def test_it_fits_a_phone(opened: Any, tmp_path: Path) -> None:
     assert opened.evaluate(small) == []
 
 
+@pytest.mark.slow
 def test_the_default_with_its_pool_is_equal_in_a_browser(pool: Photos, tmp_path: Path) -> None:
     """100 photos: probabilities, p-values and sets of torch and of the browser."""
     from playwright.sync_api import expect

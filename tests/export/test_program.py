@@ -96,6 +96,7 @@ def test_the_default_with_its_pool_is_equal_on_photos(pool: Photos) -> None:
     require_equal(pool.model, pool.folder, pool.others, tolerance=1e-5)
 
 
+@pytest.mark.slow
 def test_8_bits_halve_a_pool(pool: Photos, tmp_path: Path) -> None:
     result = export_onnx(pool.model, tmp_path / "small", int8=True)
     assert result.sizes["model.onnx"] < 0.5 * (pool.folder / "model.onnx").stat().st_size

@@ -158,7 +158,7 @@ def tree_of(root: Path) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("viewport", [WIDE, pytest.param(PHONE, marks=pytest.mark.slow)], ids=["desktop", "phone"])
 def test_from_an_empty_page_to_a_working_onnx_model(
     app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path, viewport: dict[str, int]
 ):

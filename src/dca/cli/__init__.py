@@ -30,7 +30,7 @@ COMMANDS = {
     "compare": ("dca.cli.compare", "Compare models on the same images."),
     "explain": ("dca.cli.explain", "Show why a model says what it says about an image."),
     "embed": ("dca.cli.embed:embed", "Write the features of any number of images."),
-    "similar": ("dca.cli.embed:similar", "Find the images of an archive that are most like one."),
+    "similar": ("dca.cli.embed:similar", "Find the images of an archive that are most like one, or its copies."),
     "serve": ("dca.cli.serve", "Look at a model in the browser, correct it, refit it."),
     "check-labels": ("dca.cli.check_labels", "Find images whose labels look wrong."),
     "add-class": ("dca.cli.class_commands:add", "Add a class to a model, without the images of the others."),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from dca.core.progress import Progress
     from dca.model.classifier import Classifier
     from dca.model.predict import PredictionOptions, PredictionSummary
+
+
+Backend = Literal["local", "ray"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ class OutputOptions:
     """
 
     path: Path
-    backend: Literal["local", "ray"]
+    backend: Backend
     kind: str | None
     per_shard: int | None
     copy_to: Path | None
@@ -68,6 +72,22 @@ class OutputOptions:
 EXPLANATION = (
     "p-value: how usual an image is among the training images. If it is of one of the classes, it is at most 0.05 in "
     "about 5 of 100 cases; --reject 0.05 then says 'none of these'"
+)
+
+
+backend_flag = click.option(
+    "--backend",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where to compute: on this machine, or on an existing Ray cluster.",
+)
+per_shard_flag = click.option(
+    "--per-shard",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Images per file that --backend ray writes; at most these are repeated if a worker is lost.  [default: 1024]",
 )
 
 
@@ -111,13 +131,7 @@ EXPLANATION = (
     help="Also print the set of classes that contains the right one with probability about C; see above.",
 )
 @click.option("--skip-bad", is_flag=True, help="List images that cannot be read on stderr and predict the others.")
-@click.option(
-    "--backend",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where to compute: on this machine, or on an existing Ray cluster.",
-)
+@backend_flag
 @click.option(
     "--format",
     "kind",
@@ -125,13 +139,7 @@ EXPLANATION = (
     default=None,
     help="Format of the files that --backend ray writes.  [default: csv]",
 )
-@click.option(
-    "--per-shard",
-    type=click.IntRange(min=1),
-    default=None,
-    metavar="N",
-    help="Images per file that --backend ray writes; at most these are repeated if a worker is lost.  [default: 1024]",
-)
+@per_shard_flag
 @backbone_of_model
 @device_flags
 @quiet_flag
@@ -141,7 +149,7 @@ def command(
     images: tuple[str, ...],
     top: int,
     output: Path | None,
-    backend: Literal["local", "ray"],
+    backend: Backend,
     kind: str | None,
     per_shard: int | None,
     copy_to: Path | None,
@@ -240,13 +248,17 @@ def check_shard_options(kind: str | None, per_shard: int | None) -> None:
 
 def check_cluster_output(target: OutputOptions, *, as_csv: bool) -> None:
     """Raise for options that do not go together with `--backend ray`."""
-    path = target.path
-    if path.is_file() or path.suffix in (".csv", ".jsonl", ".parquet"):
-        problem = f"--backend ray writes several files, and -o {path} names one"
-        raise UserError(problem, hint=f"give a folder, such as -o {path.with_suffix('')}/, and --format csv or parquet")
+    require_folder(target.path)
     if target.copy_to is not None or as_csv:
         option = "--csv" if as_csv else "--copy-to"
         raise UserError(f"{option} and --backend ray cannot go together", hint=f"leave out {option}")
+
+
+def require_folder(path: Path) -> None:
+    """Raise if -o names a file, where `--backend ray` writes a folder of files."""
+    if path.is_file() or path.suffix in (".csv", ".jsonl", ".parquet"):
+        problem = f"--backend ray writes several files, and -o {path} names one"
+        raise UserError(problem, hint=f"give a folder, such as -o {path.with_suffix('')}/")
 
 
 def list_images(images: Sequence[str], *, allow_missing: bool = False) -> list[str]:
@@ -320,11 +332,18 @@ def write_predictions(
     source: ModelSource, paths: Sequence[str], target: OutputOptions, options: PredictionOptions, progress: Progress
 ) -> PredictionSummary:
     """Predict into a file or, on a cluster, into files of a folder; an interrupt says how to continue."""
-    on_cluster = target.backend == "ray"
+    with explaining_interrupts(target.path, target.backend):
+        write = write_shards if target.backend == "ray" else write_file
+        return write(source, paths, target, options, progress)
+
+
+@contextmanager
+def explaining_interrupts(output: Path, backend: Backend) -> Iterator[None]:
+    """Say, if the work is interrupted, how it is continued."""
     try:
-        return (write_shards if on_cluster else write_file)(source, paths, target, options, progress)
+        yield
     except KeyboardInterrupt:
-        where = target.path if on_cluster else f"{target.path}.partial"
+        where = output if backend == "ray" else f"{output}.partial"
         print_lines(f"interrupted; the same command continues from {where}", err=True)
         raise click.exceptions.Exit(130) from None
 
