@@ -54,9 +54,9 @@ def test_a_test_image_passes_the_tower_once_for_all_heads(
         run_experiment(job.experiment, worker.runs / job.experiment.id, device="cpu")
     seen: list[int] = []
 
-    def counted(method: Any, *given: Any, **named: Any) -> Any:
-        seen.append(1)
-        return encode_images(method, *given, **named)
+    def counted(methods: Any, *given: Any, **named: Any) -> Any:
+        seen.extend(1 for method in methods if not method.has_frozen_image_tower)
+        return encode_images(methods, *given, **named)
 
     monkeypatch.setattr("dca.runs.evaluate.encode_images", counted)
     assert not any(report.error for report in worker.run(job))
