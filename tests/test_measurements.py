@@ -328,6 +328,7 @@ def test_the_docs_show_the_accuracies_on_real_clip_features(load: Load, tmp_path
     assert page.read_text(encoding="utf-8") == shown
 
 
+@pytest.mark.slow
 def test_the_accuracies_on_real_clip_features_can_be_made_again(load: Load) -> None:
     study, recorded = load("clip_features"), json.loads(CLIP_FEATURES.read_text(encoding="utf-8"))
     tensors = load_file(shared("data", "clip_features") / "oxford_pets.safetensors")

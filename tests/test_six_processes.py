@@ -104,6 +104,7 @@ def test_the_same_fit_six_times_is_one_model(
     assert space.features >= 40
 
 
+@pytest.mark.slow
 def test_without_locks_a_killed_replacement_still_leaves_a_model(
     model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

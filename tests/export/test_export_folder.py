@@ -40,6 +40,7 @@ def test_numbers_stay_numbers(exported: Finished, hundred: Dataset) -> None:
     assert json.loads(json.dumps(description.to_dict()))["labels"] == [7, 8]
 
 
+@pytest.mark.slow
 def test_what_8_bits_cost_is_measured(exported: Finished, hundred: Dataset, tmp_path: Path) -> None:
     done = export_onnx(exported.model, tmp_path / "small", int8=True, data=hundred)
     cost = done.cost

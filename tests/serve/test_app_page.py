@@ -228,6 +228,7 @@ def test_from_an_empty_page_to_a_working_onnx_model(
     assert best in told.stdout.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_nothing_that_was_saved_is_lost_when_the_server_is_killed(
     app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
 ):

@@ -63,7 +63,9 @@ def require_done(cells: Iterable[Cell], make: Make, root: Path) -> None:
     assert [report.error for report in reports if report.error] == []
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "selection" else name for name in SMALL]
+)
 def test_a_cell_of_every_row_runs(name: str, make: Make, tiny_folder: Path, tmp_path: Path):
     require_done(one_of_each(name, tiny_folder, epochs=1), make, tmp_path)
 
@@ -138,6 +140,7 @@ def require_intact_weights(runs_maker: Any, cells: list[Cell], folder: Path) -> 
     assert {cell.experiment.backbone for cell in cells} == {str(folder / "vit-b-16")}
 
 
+@pytest.mark.slow
 def test_dca_and_zero_shot_run_on_every_dataset(runs_maker: Any, tmp_path: Path):
     weights = runs_maker.checkpoint(tmp_path)
 

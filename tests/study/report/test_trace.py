@@ -310,6 +310,7 @@ def test_every_verdict_follows_from_its_datasets(report: Path, results: Results)
 STUDY = Path(__file__).resolve().parents[3] / "study"
 
 
+@pytest.mark.slow
 def test_every_verdict_of_the_committed_study_follows_from_its_datasets() -> None:
     lines = map(json.loads, (STUDY / "results" / "study.jsonl").read_text(encoding="utf-8").splitlines())
     results = {
