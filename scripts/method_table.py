@@ -47,7 +47,7 @@ def make_study_table(specification: str, runs: Path) -> str:
     main, rows = subject.methods(block), []
     chosen = list_chosen(read_json(SELECTION))
     shown = [*dict.fromkeys([*main, *(variant for variant in chosen if variant in block.variants)])]
-    twice = {variant for variant in chosen if [row.method for row in shown].count(variant.method) > 1}
+    methods = [variant.method for variant in shown]
     for variant in shown:
         means = [mean_over_datasets(block, variant, shots, datasets) for shots in block.shots]
         cells = [mean_over_seeds(block, variant, name, MOST) for name in datasets]
@@ -55,7 +55,8 @@ def make_study_table(specification: str, runs: Path) -> str:
         values = "–" if trained is None else f"{trained.value:,.0f}"
         last = means[-1].value if means[-1] and means[-1].value else 0.0
         changed = ", ".join(f"`{name}={value}`" for name, value in variant.options)
-        title = f"`{variant.method}`" + (f", {changed}, as chosen" if variant in twice else "")
+        chosen_apart = changed and methods.count(variant.method) > 1
+        title = f"`{variant.method}`" + (f", {changed}, as chosen" if chosen_apart else "")
         rows.append((-last, f"| {title} | {' | '.join(map(format_accuracy, [*means, *cells]))} | {values} |"))
     titles = [f"K={shots}" for shots in block.shots]
     titles += [*map(title_of, datasets), f"trained values, {title_of(datasets[0])}"]

@@ -15,7 +15,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from dca.core.files import write_json
+from dca.core.files import write_bytes
 from dca.datasets import load_dataset
 from dca.datasets.dataset import Dataset
 
@@ -107,6 +107,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def write_rows(file: Path | None, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the figures so far, if they are to be kept."""
+    """Write the figures so far, if they are to be kept, a row a line."""
     if file is not None:
-        write_json(file, {"rows": list(rows)})
+        lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        write_bytes(file, f'{{"rows": [\n{lines}\n]}}\n'.encode())

@@ -10,7 +10,7 @@ from typing import Any
 from dca.datasets import catalog
 from dca.study.experiment import Experiment
 from dca.study.index import RunIndex
-from dca.study.results import Block, build_blocks
+from dca.study.results import Block, Variant, build_blocks
 from dca.study.specification import Cell
 
 
@@ -64,8 +64,8 @@ def write_run(
     return cell.id
 
 
-def blocks_under(runs: Path) -> tuple[Block, ...]:
+def blocks_under(runs: Path, listed: Sequence[Variant] = ()) -> tuple[Block, ...]:
     """The blocks of a folder of runs."""
     with RunIndex(runs) as index:
         index.refresh()
-        return build_blocks(index.rows())
+        return build_blocks(index.rows(), listed)

@@ -54,6 +54,14 @@ def test_the_main_variant_is_the_one_that_was_run_most_and_is_no_head(tmp_path: 
     assert [variant.label for variant in block.variants][-1] == "dca alpha=1 gamma1=200"
 
 
+def test_of_variants_that_were_run_as_often_the_first_listed_is_the_main_one(tmp_path: Path) -> None:
+    write_run(tmp_path, 0.5, method="dca")
+    write_run(tmp_path, 0.5, method="dca", options={"alpha": 1})
+    assert blocks_under(tmp_path)[0].main == {"dca": Variant("dca")}, "nothing is listed: the least changed"
+    chosen = Variant("dca", (("alpha", 1.0),))
+    assert blocks_under(tmp_path, [chosen, Variant("dca")])[0].main == {"dca": chosen}
+
+
 def test_an_option_that_training_does_not_read_is_the_same_in_a_head_and_in_a_fit(tmp_path: Path) -> None:
     write_run(tmp_path, 0.5, {"test_metric": "cosine"}, method="dca", seed=1)
     write_run(tmp_path, 0.7, method="dca", options={"test_metric": "cosine"}, seed=2)

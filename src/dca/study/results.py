@@ -125,12 +125,14 @@ class Block:
         protocol: "few-shot", "base-to-new", "cross-dataset", "domain-shift" or "transductive".
         source: What was trained on, for runs that are tested on other datasets; else empty.
         cells: Runs by variant, dataset and shots, one per seed, sorted by seed.
+        listed: Variants in the order of the specifications.
     """
 
     context: Context
     protocol: str
     source: str
     cells: dict[tuple[Variant, str, Shots], dict[int, Run]] = field(default_factory=dict)
+    listed: Sequence[Variant] = ()
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -152,11 +154,16 @@ class Block:
 
     @cached_property
     def main(self) -> dict[str, Variant]:
-        """The variant of each method that was run most; of several, the one with the fewest changed options."""
+        """The variant of each method that was run most; of several, the first listed, then the least changed one."""
         sizes: dict[Variant, int] = defaultdict(int)
         for (variant, _, _), runs in self.cells.items():
             sizes[variant] += len(runs)
-        best = sorted(self.variants, key=lambda v: (bool(v.head), -sizes[v], len(v.settings), v.label, v.head))
+        places = {variant: place for place, variant in enumerate(self.listed)}
+
+        def order(v: Variant) -> tuple[Any, ...]:
+            return bool(v.head), -sizes[v], places.get(v, len(places)), len(v.settings), v.label, v.head
+
+        best = sorted(self.variants, key=order)
         first: dict[str, Variant] = {}
         for variant in best:
             first.setdefault(variant.method, variant)
@@ -219,13 +226,14 @@ def _paper_place(dataset: str) -> tuple[bool, int]:
     return place is None, place or 0
 
 
-def build_blocks(rows: Iterable[RunRecord]) -> tuple[Block, ...]:
+def build_blocks(rows: Iterable[RunRecord], listed: Sequence[Variant] = ()) -> tuple[Block, ...]:
     """Arrange finished cells.
 
     Of runs that differ only in what does not change predictions (`estimate`, `calibrate`) the first by id counts.
 
     Args:
         rows: Rows of the index, sorted by id.
+        listed: Variants in the order of the specifications.
 
     Returns:
         The blocks: by backbone and rules, then in the order of the protocols.
@@ -235,7 +243,7 @@ def build_blocks(rows: Iterable[RunRecord]) -> tuple[Block, ...]:
     for row in rows:
         context = _context_of(row)
         source = row.dataset if row.protocol in ("cross-dataset", "domain-shift") else ""
-        block = blocks.setdefault((context, row.protocol, source), Block(context, row.protocol, source))
+        block = blocks.setdefault((context, row.protocol, source), Block(context, row.protocol, source, listed=listed))
         variant = Variant.of(row.method, row.spec.get("options", {}), row.head)
         for dataset, run in _runs_by_dataset(row):
             block.cells.setdefault((variant, dataset, row.shots), {}).setdefault(row.seed, run)

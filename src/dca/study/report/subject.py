@@ -46,7 +46,7 @@ class Subject:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """Runs whose numbers may stand in one table."""
-        return build_blocks(self.rows)
+        return build_blocks(self.rows, self._listed)
 
     @cached_property
     def contexts(self) -> tuple[Context, ...]:
@@ -73,6 +73,11 @@ class Subject:
         """Of each specification the variants that are rows of their own, in its order."""
         return tuple(map(list_rows, self.studies))
 
+    @cached_property
+    def _listed(self) -> tuple[Variant, ...]:
+        """The variants that are rows of their own, in the order of the specifications."""
+        return tuple(dict.fromkeys(row for study in self._rows_of_studies for row in study))
+
     def methods(self, block: Block) -> list[Variant]:
         """The rows of tables that compare methods.
 
@@ -85,9 +90,7 @@ class Subject:
         for main in block.main.values():
             home = next((study for study in self._rows_of_studies if main in study), (main,))
             rows += [row for row in home if row.method == main.method and (row == main or row in block.variants)]
-        listed = {
-            row: n for n, row in enumerate(dict.fromkeys(row for study in self._rows_of_studies for row in study))
-        }
+        listed = {row: n for n, row in enumerate(self._listed)}
 
         def order(row: Variant) -> tuple[int, bool, bool, str]:
             last = self.is_of_paper and row.method == OURS
