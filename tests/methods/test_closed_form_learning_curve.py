@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 
 import pytest
@@ -20,6 +21,7 @@ from dca.methods.shared.product_of_experts import (
     select_hyperparameters,
     take_images,
 )
+from dca.stats.intervals import cautious_interval
 from dca.stats.learning_curve import expect_with_twice
 
 
@@ -48,9 +50,26 @@ def test_the_curve_goes_on_from_models_of_halves_on_the_other_halves() -> None:
             accuracies.append(float(right.double().mean()))
     assert half.accuracy == pytest.approx(sum(accuracies) / 8)
     assert twice.accuracy == expect_with_twice(0.7, half.accuracy, 4)
-    assert twice.low is not None
-    assert twice.high is not None
-    assert 0.7 <= twice.low <= twice.accuracy <= twice.high
+    assert four.accuracy == expect_with_twice(twice.accuracy, 0.7, 4)
+    # The interval of the estimate itself, about what is expected: as many images tell it.
+    assert (twice.low, twice.high) == cautious_interval(twice.accuracy, 0.55 * 32)
+
+
+def test_a_doubling_brings_the_mean_and_a_part_of_the_last_one_in_log_odds_above_guessing() -> None:
+    def above_guessing(p: float) -> float:
+        return math.log(p / (1 - p)) - math.log(0.25 / 0.75)
+
+    expected = expect_with_twice(0.8, 0.7, 4)
+    now, before = above_guessing(0.8), above_guessing(0.7)
+    assert above_guessing(expected) == pytest.approx(1.07 * now + 0.43 * (now - before))
+    assert above_guessing(expect_with_twice(0.8, 0.9, 4)) == pytest.approx(1.07 * now), (
+        "a half that is better by chance"
+    )
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.1, 0.25, 1.0])
+def test_more_images_add_nothing_to_guessing_nor_to_certainty(accuracy: float) -> None:
+    assert expect_with_twice(accuracy, 0.2, 4) == accuracy
 
 
 def test_few_images_say_nothing() -> None:

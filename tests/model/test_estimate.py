@@ -14,10 +14,10 @@ from dca.backbones.clip import CLIP
 from dca.datasets.dataset import Dataset
 from dca.methods.base import HeldOutPredictions
 from dca.model.classifier import Classifier
-from dca.model.estimate import WORTH, calibrate_held_out, estimate_accuracy
+from dca.model.estimate import calibrate_held_out, estimate_accuracy
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import log_loss
-from dca.stats.intervals import cautious_interval, macro_accuracy
+from dca.stats.intervals import WORTH, cautious_interval, macro_accuracy
 from dca.stats.learning_curve import expect_with_all
 from dca.training.session import Session
 

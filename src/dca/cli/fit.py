@@ -374,9 +374,10 @@ def _format_findings(findings: Findings | None, data: str) -> list[str]:
             recognised = ", ".join(map(str, rows[:MOST_LISTED_CLASSES]))
             lines.append(f"{kind} classes, held-out images recognised: {recognised}{rest}")
     more = findings.more_images
-    if more is not None and more.high > more.low:
+    if more is not None and more.gain > 0:
+        expected = f"about {100 * more.accuracy:.0f} % is expected, {100 * more.gain:.0f} points more"
         ends = f"{100 * more.low:.0f} to {100 * more.high:.0f}"
-        lines.append(f"more photos: with {more.shots} per class about {100 * more.accuracy:.0f} % ({ends}) is expected")
+        lines.append(f"more photos: with {more.shots} per class {expected} (95 % interval of the accuracy: {ends})")
     if findings.confused:
         pairs = [f"{' and '.join(pair.labels)} ({pluralize(pair.images, 'image')})" for pair in findings.confused]
         lines.append(f"often confused: {', '.join(pairs)}")

@@ -323,7 +323,7 @@ class CurvePoint:
         shots: Images per class.
         accuracy: A fraction.
         expected: Whether the accuracy is extrapolated rather than measured.
-        low, high: A range that it can be expected in; None if it was measured.
+        low, high: The 95 % interval of what is expected; None if it was measured.
     """
 
     shots: float

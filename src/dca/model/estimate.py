@@ -18,7 +18,7 @@ from dca.methods.base import HeldOutPredictions, Method, TrainingOptions
 from dca.methods.zero_shot import ZeroShot
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import apply_temperature, fit_temperature
-from dca.stats.intervals import cautious_interval, macro_accuracy
+from dca.stats.intervals import held_out_interval, macro_accuracy
 from dca.stats.learning_curve import expect_with_all
 from dca.training.context import FitContext
 from dca.training.evaluate import predict_probabilities
@@ -30,10 +30,6 @@ log = logging.getLogger(__name__)
 # Half an image is Jeffreys' prior for a share; it was picked after comparing 1, 0.5 and 0 on test parts of precomputed
 # ViT-B/32 features.
 DOUBT = 0.5
-
-# Held-out predictions come from models that share training images, so that their errors are not independent: n of them
-# are worth 0.55 n. Chosen on training and validation images and on noise: docs/closed-form.md.
-WORTH = 0.55
 
 
 def estimate_accuracy(
@@ -49,7 +45,7 @@ def estimate_accuracy(
     measured, worth = macro_accuracy(held.probabilities[known].argmax(axis=1) == truth, truth)
     plain = None if zero_shot is None else macro_accuracy(zero_shot[known].argmax(axis=1) == truth, truth)[0]
     accuracy = expect_with_all(measured, plain or 0.0, C, held.shortage) if C > 1 else measured
-    low, high = cautious_interval(accuracy, WORTH * worth)
+    low, high = held_out_interval(accuracy, worth)
     unmeasured = len(np.unique(labels)) - len(np.unique(truth))
     share = unmeasured / len(np.unique(labels))
     return Estimate(

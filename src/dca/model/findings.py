@@ -101,12 +101,13 @@ class ClassRecall:
 
 @dataclass(frozen=True)
 class MoreImages:
-    """The accuracy that is expected with `shots` images per class, and the range that it can be expected in."""
+    """The accuracy that is expected with `shots` images per class, its 95 % interval, and how much more it is."""
 
     shots: int
     accuracy: float
     low: float
     high: float
+    gain: float
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,8 @@ def expect_more_images(method: Method, accuracy: float) -> MoreImages | None:
     """What twice as many images would bring to a method of this accuracy; None if the method cannot tell."""
     for point in method.learning_curve(accuracy):
         if point.expected and point.low is not None and point.high is not None:
-            return MoreImages(round(point.shots), point.accuracy, point.low, point.high)
+            gain = point.accuracy - accuracy
+            return MoreImages(round(point.shots), point.accuracy, point.low, point.high, gain)
     return None
 
 

@@ -10,8 +10,10 @@ rose by `RISE` times the shortage 1/n' - 1/n (the mean over classes) times what 
 CLIP where that is better: L(n) = L(n') + RISE shortage (L(n') - L_0). Where images add nothing, as with noise, nothing
 is added.
 
-**Twice as many images.** L(2n) = L(n) + r (L(n) - L(n/2)) with r the middle of `REPEATS`: a doubling brings a little
-less than the one before. The range goes from the least to the most of `REPEATS`.
+**Twice as many images.** L(2n) = L(n) + `GROWTH` L(n) + `REPEAT` (L(n) - L(n/2)): what a doubling brings on the mean,
+and a part of what the last one brought, which alone is too uncertain where images are few. Both were fitted by least
+squares to the change of the accuracy of 570 tasks (`study/measurements/more_photos.py --choose`). Where images add
+nothing, more of them are expected to add nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import math
 
 RISE = 0.6
-REPEATS = (0.25, 0.8, 1.5)
+GROWTH, REPEAT = 0.07, 0.43
 
 
 def log_odds(accuracy: float, classes: int) -> float:
@@ -60,14 +62,13 @@ def expect_with_all(accuracy: float, base: float, classes: int, shortage: float)
     return accuracy_at(found + RISE * shortage * (found - floor), classes)
 
 
-def expect_with_twice(accuracy: float, half: float, classes: int, repeat: float = REPEATS[1]) -> float:
+def expect_with_twice(accuracy: float, half: float, classes: int) -> float:
     """Accuracy with twice as many images, from those with all and with half of them; never less than with all.
 
-    >>> round(expect_with_twice(0.8, 0.7, 4), 3), expect_with_twice(0.7, 0.8, 4)
-    (0.86, 0.7)
+    >>> round(expect_with_twice(0.8, 0.7, 4), 3), expect_with_twice(0.25, 0.3, 4)
+    (0.857, 0.25)
     """
     now, before = log_odds(accuracy, classes), log_odds(half, classes)
-    if not math.isfinite(now) or now <= before:
+    if not math.isfinite(now) or now <= 0:
         return accuracy
-    gain = now - max(before, 0.0) if now > 0 else 0.0
-    return accuracy_at(now + repeat * gain, classes)
+    return accuracy_at(now + GROWTH * now + REPEAT * max(now - max(before, 0.0), 0.0), classes)

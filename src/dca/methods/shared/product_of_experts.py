@@ -45,7 +45,8 @@ from torch.nn import functional as F
 
 from dca.methods.base import CurvePoint, Head
 from dca.methods.shared.experts import KernelRidge, LandmarkRidge, TextGaussian
-from dca.stats.learning_curve import REPEATS, expect_with_twice
+from dca.stats.intervals import effective_images, held_out_interval
+from dca.stats.learning_curve import expect_with_twice
 
 ITERATIONS, TOLERANCE = 60, 1e-10
 
@@ -722,11 +723,11 @@ def learning_curve(pool: ExpertPool, selected: Sequence[Hyperparameters], accura
         return []
     C, half = len(torch.unique(pool.labels)), sum(halves) / len(halves)
     points = [CurvePoint(shots / 2, half), CurvePoint(shots, accuracy)]
+    images = effective_images(pool.labels.cpu())
     for more in (1, 2):
-        ends = [accuracy] * 3
-        for _ in range(more):
-            ends = [expect_with_twice(end, half, C, repeat) for end, repeat in zip(ends, REPEATS, strict=True)]
-        points.append(CurvePoint(shots * 2**more, ends[1], expected=True, low=ends[0], high=ends[2]))
+        expected = expect_with_twice(points[-1].accuracy, points[-2].accuracy, C)
+        low, high = held_out_interval(expected, images)
+        points.append(CurvePoint(shots * 2**more, expected, expected=True, low=low, high=high))
     return points
 
 

@@ -53,8 +53,8 @@ function showAdvice() {
     if (missed) rows.push(`Next, take photos of ${label}: ${missed} of ${n} were not recognised, mostly taken for ${rival}. Vary what sets the two apart.`);
   }
   for (const label of findings.unmeasured) rows.push(`${label} has one photo, or copies of one: it is not in the expected accuracy. Add a second, different one.`);
-  if (findings.more && view.state.accuracy) {
-    const gain = Math.round(100 * (findings.more.accuracy - view.state.accuracy.value));
+  if (findings.more) {
+    const gain = Math.round(100 * findings.more.gain);
     if (gain > 0) rows.push(`${findings.more.shots} photos per class would bring about +${gain} points.`);
   }
   rows.push(...findings.notes);
