@@ -23,7 +23,7 @@ def noise(count: int, generator: torch.Generator) -> list[Tensor]:
     return [part.view(image.shape) for part, image in zip(parts, drawn, strict=True)]
 
 
-@pytest.mark.parametrize("size", [8, 24, 64])
+@pytest.mark.parametrize("size", [24, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 64))])
 def test_the_kernel_equals_the_plain_implementation(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     images = noise(5, generator)

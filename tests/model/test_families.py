@@ -20,12 +20,13 @@ from helpers.families import make_siglip, save_resnet, save_siglip
 
 Backbones = dict[str, Path]
 # Methods of every kind: closed form, cache of features, text prompts, prompts with visual tokens, layers.
-METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("closed_form", {}),
-    ("tip_adapter_f", {"epochs": 1}),
-    ("coop", {"epochs": 1}),
-    ("dca", {"epochs": 1}),
-    ("clip_lora", {"epochs": 1}),
+METHODS = [
+    pytest.param("closed_form", {}, id="closed_form"),
+    pytest.param("dca", {"epochs": 1}, id="dca"),
+    *(
+        pytest.param(name, {"epochs": 1}, id=name, marks=pytest.mark.slow)
+        for name in ("tip_adapter_f", "coop", "clip_lora")
+    ),
 ]
 # How far an exported program's probabilities may be from torch's.
 CLOSE = 1e-4
