@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 import dca as package
 from dca import cli
+from dca.__main__ import main as start
 from dca.cli import pointers
 
 HEAVY = ("torch", "numpy", "PIL", "sklearn", "matplotlib", "rich", "transformers", "safetensors", "tokenizers")
@@ -37,6 +39,19 @@ def test_help_takes_under_a_second_of_one_core_and_loads_nothing_heavy():
     seconds, loaded = python(code)
     assert seconds < 1
     assert not set(HEAVY) & set(loaded)
+
+
+@pytest.mark.parametrize("chosen", [None, "ACTIVE"])
+def test_threads_that_wait_leave_their_cores_to_others(monkeypatch: pytest.MonkeyPatch, chosen: str | None):
+    monkeypatch.setattr(cli, "main", lambda: 0)
+    if chosen:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", "")  # restored afterwards
+        del os.environ["OMP_WAIT_POLICY"]
+    with pytest.raises(SystemExit):
+        start()
+    assert os.environ["OMP_WAIT_POLICY"] == (chosen or "PASSIVE")
 
 
 @pytest.mark.parametrize("command", ["fit", "eval", "predict", "doctor", "methods", "demo"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dca.methods.shared import product_of_experts
 from dca.methods.shared.experts import KernelRidge, TextGaussian
 from dca.methods.shared.product_of_experts import (
     ExpertPool,
@@ -53,6 +54,23 @@ def test_the_curve_goes_on_from_models_of_halves_on_the_other_halves() -> None:
     assert four.accuracy == expect_with_twice(twice.accuracy, 0.7, 4)
     # The interval of the estimate itself, about what is expected: as many images tell it.
     assert (twice.low, twice.high) == cautious_interval(twice.accuracy, 0.55 * 32)
+
+
+def test_of_many_images_fewer_halves_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = make(8)
+    selected = select_hyperparameters(experts)
+    monkeypatch.setattr(product_of_experts, "ENOUGH_ANSWERS", 3 * len(experts.labels))
+    three = learning_curve(ExpertPool((experts,)), (selected,), 0.7)[0].accuracy
+    monkeypatch.setattr(product_of_experts, "ENOUGH_ANSWERS", 0)
+    one = learning_curve(ExpertPool((experts,)), (selected,), 0.7)[0].accuracy
+    split, each = product_of_experts._split_in_halves, []
+    for seed in range(3):
+        monkeypatch.setattr(
+            product_of_experts, "_split_in_halves", lambda labels, groups, _, seed=seed: split(labels, groups, seed)
+        )
+        each.append(learning_curve(ExpertPool((experts,)), (selected,), 0.7)[0].accuracy)
+    assert one == each[0]
+    assert three == pytest.approx(sum(each) / 3)
 
 
 def test_a_doubling_brings_the_mean_and_a_part_of_the_last_one_in_log_odds_above_guessing() -> None:

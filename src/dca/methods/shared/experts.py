@@ -53,8 +53,8 @@ with all images as landmarks this is the problem above. Time and memory grow lin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Self
 
@@ -253,8 +253,19 @@ class WhitenedGaussian:
         return _Products(
             xt=x @ t.T, xm=x @ m.T, dt=d @ t.T, dm=d @ m.T, xd=(x * d).sum(dim=-1), h=h,
             xx=x.square().sum(dim=-1), tt=t.square().sum(dim=-1), tm=(t * m).sum(dim=-1), mm=m.square().sum(dim=-1),
-            gamma=self._gamma(h, rows), rows=rows,
+            gamma=self._gamma(h, rows), rows=rows, joint=self._joint_products_of(rows),
         )  # fmt: skip
+
+    def _joint_products_of(self, rows: Tensor) -> _JointProducts | None:
+        """Those of the images among `rows` that have copies; None where there are none."""
+        place = torch.full_like(self.source.labels, -1)
+        place[rows] = torch.arange(len(rows), device=rows.device)
+        parts = [
+            self._leave_out(copies, kept, place[kept])
+            for copies in self.source.copies
+            if len(kept := copies[place[copies] >= 0])
+        ]
+        return _JointProducts.concatenate(parts) if parts else None
 
     def held_out(self, k: float, *, corrected: bool = True, fixed_shares: bool = False) -> tuple[Tensor, Tensor]:
         """Scores (N, C) and squared distances (N, C) of every image under the model without it and its copies."""
@@ -268,16 +279,11 @@ class WhitenedGaussian:
         source = self.source
         scores, squares = self._held_out_singly(products, k, fixed_shares)
         at, y = torch.arange(len(scores), device=scores.device), source.labels[products.rows]
-        lost = F.one_hot(y, len(source.counts)) if source.copies else None
-        if source.copies:
-            place = torch.full_like(source.labels, -1)
-            place[products.rows] = at
-            for rows in source.copies:
-                if (kept := place[rows] >= 0).any():
-                    both = self._held_out_jointly(rows, k, fixed_shares)
-                    scores[place[rows][kept]], squares[place[rows][kept]] = both[0][kept], both[1][kept]
-                    assert lost is not None
-                    lost[place[rows][kept]] = torch.bincount(source.labels[rows], minlength=lost.shape[1])
+        lost = None
+        if (joint := products.joint) is not None:
+            scores[joint.at], squares[joint.at] = self._held_out_jointly(joint, k, fixed_shares)
+            lost = F.one_hot(y, len(source.counts)).double()
+            lost[joint.at] = source.counts - joint.remaining
         if corrected and lost is None:
             one = torch.ones_like(y)
             scores[at, y] += (1 - self._distance_correction(k, y, one)) * squares[at, y] / 2
@@ -332,27 +338,42 @@ class WhitenedGaussian:
             constant=self.noise_terms(k) - (mm + gamma * dm**2) / 2,
         )
 
-    def _held_out_jointly(self, rows: Tensor, k: float, fixed_shares: bool) -> tuple[Tensor, Tensor]:
-        """As `held_out`, for the images `rows` (b,) that leave together."""
-        source, nu = self.source, self.source.nu
+    def _held_out_jointly(self, p: _JointProducts, k: float, fixed_shares: bool) -> tuple[Tensor, Tensor]:
+        """As `held_out`, for images that leave with their copies."""
+        u, v = _weights_without(self.source.counts, p.remaining, k, fixed_shares)
+        xm, mm = u * p.xt + v * p.xm, u**2 * p.tt + v**2 * p.mm + 2 * u * v * p.tm
+        return xm - mm / 2, p.xx[:, None] - 2 * xm + mm
+
+    def _leave_out(self, copies: Tensor, rows: Tensor, at: Tensor) -> _JointProducts:
+        """Products of the images `rows` (n,) without `copies` (b,), which hold them. at: their places, (n,)."""
+        source, nu, C = self.source, self.source.nu, len(self.text)
         means, counts, x = self.means.clone(), source.counts.clone(), source.x[rows] @ self.basis
-        lost = []
-        for c in sorted(set(source.labels[rows].tolist())):
-            d = x[source.labels[rows] == c] - self.means[c]
+        leaving, labels, lost = source.x[copies] @ self.basis, source.labels[copies], []
+        for c in sorted(set(labels.tolist())):
+            d = leaving[labels == c] - self.means[c]
             counts[c] -= len(d)
             lost.append(d)
             if counts[c] > 0:
                 lost.append(d.sum(dim=0, keepdim=True) / counts[c].sqrt())
                 means[c] -= d.sum(dim=0) / counts[c]
-        u, v = _weights_without(source.counts, counts, k, fixed_shares)
-        centers = u[:, None] * self.text + v[:, None] * means
         U = torch.cat(lost)  # rows u with Σ without the images = Σ - 1/ν Uᵀ U
         inner = nu * torch.eye(len(U), dtype=U.dtype, device=U.device) - U @ U.T
-        xu, mu = x @ U.T, centers @ U.T
-        solved = torch.linalg.solve(inner, mu.T)
-        xm, mm = x @ centers.T + xu @ solved, centers.square().sum(dim=-1) + (mu * solved.T).sum(dim=-1)
-        xx = x.square().sum(dim=-1) + (xu * torch.linalg.solve(inner, xu.T).T).sum(dim=-1)
-        return xm - mm / 2, xx[:, None] - 2 * xm + mm
+        both = torch.cat([self.text, means, x])
+        products = both @ U.T
+        change = torch.linalg.solve(inner, products.T).T  # P gains Uᵀ inner⁻¹ U
+        (t, m, _), (tu, mu, xu) = both.split([C, C, len(x)]), products.split([C, C, len(x)])
+        t_change, m_change, x_change = change.split([C, C, len(x)])
+        same = [
+            row.expand(len(x), C)
+            for row in (
+                t.square().sum(dim=-1) + (tu * t_change).sum(dim=-1),
+                (t * m).sum(dim=-1) + (tu * m_change).sum(dim=-1),
+                m.square().sum(dim=-1) + (mu * m_change).sum(dim=-1),
+                counts,
+            )
+        ]
+        xx = x.square().sum(dim=-1) + (xu * x_change).sum(dim=-1)
+        return _JointProducts(x @ t.T + xu @ t_change.T, x @ m.T + xu @ m_change.T, *same, xx, at)
 
 
 @dataclass(frozen=True)
@@ -408,7 +429,7 @@ class KernelWithoutEach:
 class _Products:
     """Products of images x, residuals d, texts t and means m with P between them: (n, C), (n,) and (C,).
 
-    gamma: as `_gamma`, (n,). rows: the images, (n,).
+    gamma: as `_gamma`, (n,). rows: the images, (n,). joint: of those that leave with copies, if any.
     """
 
     xt: Tensor
@@ -423,6 +444,32 @@ class _Products:
     mm: Tensor
     gamma: Tensor
     rows: Tensor
+    joint: _JointProducts | None
+
+
+@dataclass(frozen=True)
+class _JointProducts:
+    """Products of n images that leave with their copies, with texts t and means m, and P between them.
+
+    P and the means are those without the copies. They do not depend on k, so that every k costs a few sums.
+
+    xt, xm, tt, tm, mm: (n, C). remaining: images that each class keeps, (n, C). xx: (n,). at: place of each, (n,).
+    """
+
+    xt: Tensor
+    xm: Tensor
+    tt: Tensor
+    tm: Tensor
+    mm: Tensor
+    remaining: Tensor
+    xx: Tensor
+    at: Tensor
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[_JointProducts]) -> _JointProducts:
+        """Those of several groups of copies together."""
+        columns = ([getattr(part, field.name) for part in parts] for field in fields(cls))
+        return cls(*(torch.cat(column) for column in columns))
 
 
 def _weights(n: Tensor, k: float) -> tuple[Tensor, Tensor]:

@@ -706,8 +706,8 @@ class PoolHead(Head):
 
 
 # The learning curve needs this many images per class, since a half with fewer says little, and at most so many values
-# of scores N C, which bounds its time; and the number of draws of two halves.
-MIN_SHOTS, MAX_CURVE_SCORES, DRAWS = 4, 1_000_000, 4
+# of scores N C, which bounds its time; and the number of draws of two halves, fewer where these have more answers.
+MIN_SHOTS, MAX_CURVE_SCORES, DRAWS, ENOUGH_ANSWERS = 4, 1_000_000, 4, 2000
 
 
 def learning_curve(pool: ExpertPool, selected: Sequence[Hyperparameters], accuracy: float) -> list[CurvePoint]:
@@ -734,12 +734,12 @@ def learning_curve(pool: ExpertPool, selected: Sequence[Hyperparameters], accura
 def _half_accuracies(pool: ExpertPool, selected: Sequence[Hyperparameters]) -> list[float]:
     """Accuracies of models of one half of the images on the other half, each the mean over classes.
 
-    The ridges are kept, so that only k, the scales and weights are selected again.
+    The ridges are kept, so that only k, the scales and weights are selected again. Every draw answers for all images.
     """
     labels, x, found = pool.labels, pool.features, list[float]()
     fixed = [FixedHyperparameters(ridge=own.ridge, kernel_ridge=own.kernel_ridge) for own in selected]
     kernel = [own.kernel > 0 for own in selected]
-    for seed in range(DRAWS):
+    for seed in range(min(DRAWS, max(ENOUGH_ANSWERS // len(labels), 1))):
         for rows, others in permutations(_split_in_halves(labels, pool.source.groups, seed)):
             part = pool.take(rows, fixed, kernel)
             if not len(rows) or not len(others) or not part.source.can_hold_out:
