@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dca.cli import main
-from dca.core.files import write_json
+from dca.core.files import restore_folder, write_json
 from dca.datasets.corrections import read_corrections, remove_correction, write_correction
 from dca.datasets.sample import write_sample
 from dca.export import folder as export_folder
@@ -137,10 +137,16 @@ def kept(model: Path) -> Any:
     return corrections, (model / "notes.txt").read_text(), (model / "labels" / "old.csv").read_text()
 
 
-def require_nothing_lost(world: World, case: Case, wanted: dict[str, Any], why: str) -> None:
-    """The model is whole, with all that the user has in it; anything else is as it was, or as it is to be."""
+def require_nothing_lost(world: World, case: Case, wanted: dict[str, Any], why: str, *, can_exchange: bool) -> None:
+    """The model is whole, with all that the user has in it; anything else is as it was, or as it is to be.
+
+    What is replaced exists; where two names cannot be exchanged, once it has been looked for.
+    """
     root, target = world.scratch / "root", world.scratch / "root" / case.target
+    if case.replaces and can_exchange:
+        assert target.exists(), why
     if case.target != MODEL:
+        restore_folder(target)
         if case.replaces:
             assert target.exists(), why
         if target.exists():
@@ -170,7 +176,7 @@ def kill_at(world: World, case: Case, choose: Callable[[tuple[str, ...]], list[i
         why = f"killed before event {number}: {whole.events[number]}"
         world.start(case)
         assert world.run(case, kill_at=number, can_exchange=can_exchange).code == KILLED, why
-        require_nothing_lost(world, case, wanted, why)
+        require_nothing_lost(world, case, wanted, why, can_exchange=can_exchange)
         again = world.run(case, can_exchange=can_exchange)
         assert again.code == 0 or (case.done and case.done in again.output), f"{why}\n{again.output}"
         assert snapshot(world.scratch / "root") == wanted, why
@@ -192,7 +198,7 @@ def fill_disk_at(world: World, case: Case, choose: Callable[[tuple[str, ...]], l
         said = [line for line in full.output.splitlines() if "No space left on device" in line]
         assert full.code == 2, f"{why}\n{full.output}"
         assert len(said) == 1, f"{why}\n{full.output}"
-        require_nothing_lost(world, case, wanted, why)
+        require_nothing_lost(world, case, wanted, why, can_exchange=True)
         again = world.run(case)
         assert again.code == 0 or (case.done and case.done in again.output), f"{why}\n{again.output}"
         assert snapshot(world.scratch / "root") == wanted, why
@@ -204,6 +210,16 @@ def choose_few(events: tuple[str, ...]) -> list[int]:
         n for n, event in enumerate(events) if event.startswith(("exchange", "os.rename .photos", "os.rename ph"))
     }
     return sorted(chosen | {len(events) * n // FEW for n in range(1, FEW)} | {len(events) - 1})
+
+
+def test_an_export_that_was_moved_aside_is_not_replaced_unasked(world: World) -> None:
+    case = CASES["export --overwrite"]
+    root = world.start(case)
+    (root / "out").rename(root / ".out.old")  # where a kill between two renames leaves it
+    refused = world.run(CASES["export"])
+    assert refused.code == 2
+    assert "out holds an export" in refused.output
+    assert snapshot(root) == snapshot(world.before)
 
 
 @pytest.mark.parametrize("name", CASES)
