@@ -104,7 +104,7 @@ def test_every_way_to_compress_is_read_and_its_damage_is_said_in_a_line(kind: in
     start = data.index(b"0.png") + 5
     data[start + 12 : start + 40] = bytes(28)
     (tmp_path / "y.zip").write_bytes(data)
-    with pytest.raises(UserError, match="y.zip cannot be read as a zip file: .+"):
+    with pytest.raises(UserError, match=r"y.zip cannot be read as a zip file: .+"):
         unpack_archive(tmp_path / "y.zip")
 
 

@@ -173,6 +173,23 @@ def test_links_and_damaged_archives_are_refused(tmp_path: Path) -> None:
         unpack(tmp_path / "cut", tmp_path / "inside")
 
 
+@pytest.mark.parametrize("how", ["gz", "bz2", "xz"])
+def test_a_flipped_byte_anywhere_in_an_archive_is_said_in_a_line(how: str, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 40
+    with tarfile.open(tmp_path / "whole", f"w:{how}") as archive:
+        archive.addfile(member := tarfile.TarInfo("a"), io.BytesIO(b""))
+        member.name, member.size = "b", len(content)
+        archive.addfile(member, io.BytesIO(content))
+    data, refused = (tmp_path / "whole").read_bytes(), 0
+    for at in range(0, len(data), 3):
+        (tmp_path / "flipped").write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        try:
+            unpack(tmp_path / "flipped", tmp_path / "inside")
+        except UserError:
+            refused += 1
+    assert refused > 10
+
+
 def test_archives_within_archives_and_leading_folders(server: Server, tmp_path: Path) -> None:
     inner = tar_of(("images/a.jpg", b"1"))
     server.files["/c.zip"] = zip_of(("top/inner.tar.gz", inner), ("top/readme.txt", b"2"), ("top/", b""))

@@ -11,7 +11,6 @@ names that lead out of it are an error.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tarfile
 import tomllib
 import urllib.error
@@ -254,14 +253,25 @@ def unpack(archive: Path, folder: Path, *, strip: int = 0, progress: Progress = 
         for number, (name, file) in enumerate(_members(archive), 1):
             target = _place(archive, folder, name, strip)
             if target is not None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as out:
-                    shutil.copyfileobj(file, out, BLOCK)
+                _copy_member(file, target)
             progress(f"unpacking {archive.name}", number, 0, "")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # each way to compress has errors of its own
         raise UserError(
             f"{archive}: cannot be unpacked ({error})", hint="delete it and run the command again"
         ) from None
+
+
+def _copy_member(source: IO[bytes], target: Path) -> None:
+    with explain_write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("wb")
+    with file:
+        while block := source.read(BLOCK):
+            with explain_write_errors(target):
+                file.write(block)
+                file.flush()
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
