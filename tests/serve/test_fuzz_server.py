@@ -24,28 +24,23 @@ from dca.training.session import Session
 from helpers.fuzzing import HOW_MANY, JSON, damaged, fuzz
 from serve.serving import ADDRESS, OPTIONS, client_of, picture, service_of
 
+# Each with its method, but for GET.
 PATHS = [
-    *(
-        "/",
-        "/api/model",
-        "/api/predict",
-        "/api/correct",
-        "/api/refit",
-        "/api/undo",
-        "/api/tray",
-        "/metrics",
-        "/page.js",
-    ),
-    *("/api/images/" + "0a" * 32, "/api/tray/" + "0a" * 32, "/openapi.json", "/api/images/../../etc/passwd"),
+    *("/", "/api/model", "/api/tray", "/metrics", "/page.js", "/openapi.json", "/api/images/../../etc/passwd"),
+    *("/api/images/" + "0a" * 32, "/api/tray/" + "0a" * 32),
+    *("POST /api/predict", "POST /api/correct", "POST /api/refit", "POST /api/undo"),
 ]
 # Of a workspace and its project "things"; PHOTO stands for a photo of it.
 PROJECT_PATHS = [
     *("/api/projects", "/api/workspace", "/api/projects/none/model", "/api/projects/..%2F..%2Fetc/photos"),
     *(f"/api/projects/things/{rest}" for rest in (
-        "model", "predict", "correct", "refit", "undo", "redo", "findings", "downloads/model", "downloads/none",
-        "photos?class=", "photos?class=cat", "photos?class=..%2Fout&name=..%2Fx", "photos?unreadable=1&start=-1",
-        "photos/PHOTO?large=1", "photos/..%2F..%2Fx", "photos/move", "photos/delete", "photos/confirm", "similar/PHOTO",
-        "classes", "classes/rename", "classes/merge", "classes/delete",
+        "model", "findings", "downloads/model", "downloads/none", "photos?class=", "photos?unreadable=1&start=-1",
+        "photos/PHOTO?large=1", "photos/..%2F..%2Fx", "similar/PHOTO",
+    )),
+    *(f"POST /api/projects/things/{rest}" for rest in (
+        "predict", "correct", "refit", "undo", "undo", "redo", "photos?class=cat", "photos?class=dog&name=..%2Fx.jpg",
+        "photos?class=..%2Fout&name=..%2Fx", "photos/move", "photos/delete", "photos/confirm", "classes",
+        "classes/rename", "classes/merge", "classes/delete",
     )),
 ]  # fmt: skip
 HEADERS = ["host", "origin", "sec-fetch-site", "authorization", "content-type", "accept-encoding", "x-dca", "expect"]
@@ -58,22 +53,23 @@ def requests(
     draw: st.DrawFn, paths: Sequence[str], images: Sequence[bytes], known: Sequence[str]
 ) -> tuple[str, str, dict[str, str], bytes]:
     """Method, path, headers and body of a request. known: hashes of images."""
-    method = draw(st.sampled_from(["GET", "POST", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH"]))
-    path = draw(st.sampled_from(paths) | TEXT.map(lambda text: f"/{text}"))
-    label = st.sampled_from(["cat", "dog", "none of these", "\u202e", "../out", ".dca", "con", "a" * 90]) | TEXT | JSON
+    target = draw(st.sampled_from(paths) | TEXT.map(lambda text: f"/{text}"))
+    method, path = ("POST", target.removeprefix("POST ")) if target.startswith("POST ") else ("GET", target)
+    if draw(st.integers(0, 3)) == 0:
+        method = draw(st.sampled_from(["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH"]))
     headers = draw(st.dictionaries(st.sampled_from(HEADERS), TEXT, max_size=2)) if draw(st.booleans()) else {}
-    fields = st.fixed_dictionaries(
-        {},
-        optional={
-            "image": st.sampled_from([*known, "0a" * 32]) | JSON,
-            "label": label,
-            "to": label,
-            "name": label,
-            "photos": st.lists(st.just(PHOTO) | TEXT, max_size=2) | JSON,
-            "revision": JSON,
-        },
-    )
-    body = draw(damaged(images) | fields.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40))
+    label = st.sampled_from(["cat", "dog", "fox", "none of these", "\u202e", "../out", ".dca", "con", "a" * 90])
+    label = label | TEXT | JSON
+    values = {
+        "image": st.sampled_from([*known, "0a" * 32]) | JSON,
+        "label": label,
+        "to": label,
+        "name": label,
+        "photos": st.just([PHOTO]) | st.lists(st.just(PHOTO) | TEXT, max_size=2) | JSON,
+    }
+    fields = st.fixed_dictionaries(values) | st.fixed_dictionaries({}, optional={**values, "revision": JSON})
+    texts = fields.map(lambda value: json.dumps(value).encode())
+    body = draw(st.sampled_from(images) | damaged(images) | texts | texts | st.binary(max_size=40))
     return method, path, headers, body
 
 
