@@ -125,6 +125,15 @@ def test_a_page_in_place_of_a_larger_file_is_stopped_at_the_known_size(server: S
         fetch(source(server, bytes=10), tmp_path / "a.bin")
 
 
+@pytest.mark.parametrize("scheme", ["file", "ftp", "data"])
+def test_only_addresses_of_http_are_opened(scheme: str, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "private").write_bytes(CONTENT)
+    address = {"file": (tmp_path / "private").as_uri(), "ftp": "ftp://127.0.0.1/x", "data": "data:,x"}[scheme]
+    with pytest.raises(UserError, match="unknown url type"):
+        fetch(source(server, url=address), tmp_path / "a.bin")
+    assert not (tmp_path / "a.bin").exists()
+
+
 @pytest.mark.parametrize("path", ["/nothing", "refused", "no address"])
 def test_what_cannot_be_reached_is_said(server: Server, tmp_path: Path, path: str) -> None:
     url = {"/nothing": server.url("/nothing"), "refused": "http://127.0.0.1:1/x"}.get(path, "no address")

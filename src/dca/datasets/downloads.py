@@ -195,7 +195,7 @@ def _receive(source: Source, part: Path, progress: Progress) -> None:
         request = urllib.request.Request(source.url, headers={"User-Agent": "dca"})
         if have:
             request.add_header("Range", f"bytes={have}-")
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with make_opener().open(request, timeout=PATIENCE) as answer:
             # A server that knows no ranges sends all of it.
             have = have if answer.status == 206 else 0
             length = answer.headers.get("Content-Length")
@@ -207,6 +207,18 @@ def _receive(source: Source, part: Path, progress: Progress) -> None:
         raise _unreachable(source, f"HTTP {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:  # no such host, time out, a connection that breaks, an address that is none
         raise _unreachable(source, str(getattr(error, "reason", error))) from None
+
+
+def make_opener() -> urllib.request.OpenerDirector:
+    """What opens addresses: of HTTP alone, also after a redirection; the usual one knows files and FTP, too."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler, urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
+    ):  # fmt: skip
+        opener.add_handler(handler())
+    return opener
 
 
 def _write(answer: IO[bytes], part: Path, have: int, total: int, source: Source, progress: Progress) -> None:
