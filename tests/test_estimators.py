@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -18,6 +21,7 @@ from sklearn.neighbors import NearestCentroid
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.validation import has_fit_parameter
 
 from dca import estimators
 from dca.backbones.clip import CLIP
@@ -32,6 +36,7 @@ from dca.estimators import (
     TipAdapterHead,
 )
 from dca.methods.base import Method, Problem
+from dca.methods.gda import Estimate
 from dca.methods.registry import get_method
 from dca.methods.shared import product_of_experts
 from dca.methods.shared.frozen_features import unit_mean
@@ -39,6 +44,7 @@ from oracles.images import Images
 
 KINDS: list[type[FeatureHead]] = [getattr(estimators, name) for name in estimators.__all__]
 CLASSES = ("cat", "dog", "fox")
+DOCUMENTED = Path(__file__).parents[1] / "docs" / "estimators.md"
 
 
 @pytest.fixture
@@ -273,18 +279,43 @@ def test_kernel_ridge_takes_landmarks_where_rows_are_many(data: tuple) -> None:
     assert KernelRidgeHead(images=200).fit(X, many).score(X[:1000], many[:1000]) > 0.9
 
 
-WEIGHTED = [TipAdapterHead, LinearProbeHead, NearestMeanHead]
+# Every head that takes weights, in all of its variants.
+WEIGHTED: list[FeatureHead] = [
+    *(GDAHead(shrinkage=shrinkage, alpha=0.3) for shrinkage in get_args(Estimate)),
+    TipAdapterHead(), LinearProbeHead(), LinearProbeHead(features="unit"), NearestMeanHead(),
+    NearestMeanHead(metric="euclidean"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", WEIGHTED)
-def test_a_weight_is_a_number_of_equal_rows(kind: type[FeatureHead], data: tuple) -> None:
-    X, y, _ = data
+@pytest.mark.parametrize("head", WEIGHTED, ids=repr)
+def test_a_weight_is_a_number_of_equal_rows(head: FeatureHead, data: tuple) -> None:
+    X, y, text = data
+    if "text" in head.get_params():
+        head = clone(head).set_params(text=text, tau=5.0)
     counts = np.random.default_rng(1).integers(0, 4, len(X))
-    expected = kind().fit(X.repeat(counts, axis=0), y.repeat(counts)).predict_proba(X)
-    np.testing.assert_allclose(kind().fit(X, y, sample_weight=counts).predict_proba(X), expected, atol=1e-8)
-    ones = kind().fit(X, y, sample_weight=np.ones(len(X))).predict_proba(X)
-    np.testing.assert_array_equal(ones, kind().fit(X, y).predict_proba(X))
-    assert np.abs(expected - ones).max() > 1e-3
+    expected = clone(head).fit(X.repeat(counts, axis=0), y.repeat(counts)).predict_proba(X)
+    np.testing.assert_allclose(clone(head).fit(X, y, sample_weight=counts).predict_proba(X), expected, atol=1e-8)
+    ones = clone(head).fit(X, y, sample_weight=np.ones(len(X))).predict_proba(X)
+    np.testing.assert_array_equal(ones, clone(head).fit(X, y).predict_proba(X))
+    assert np.abs(expected - ones).max() > 1e-4
+
+
+def test_the_documented_heads_take_weights() -> None:
+    taking = {kind for kind in KINDS if has_fit_parameter(kind, "sample_weight")}
+    assert taking == {type(head) for head in WEIGHTED}
+    rows = [line for line in DOCUMENTED.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    table = {line.split("`")[1]: line.split("|")[-2].strip() for line in rows}
+    assert table.keys() == {kind.__name__ for kind in KINDS}
+    assert {name for name, words in table.items() if not words.startswith("no:")} == {kind.__name__ for kind in taking}
+
+
+@pytest.mark.parametrize("factor", [1 / 30, 1e12])
+def test_weights_that_are_no_numbers_of_rows_are_refused_where_these_decide(factor: float, data: tuple) -> None:
+    X, y, _ = data
+    with pytest.raises(ValueError, match=r"sample_weight sums to .*\n.*mean of 1"):
+        GDAHead().fit(X, y, sample_weight=np.full(len(X), factor))
+    for weight in (0.5, 1e10):
+        assert GDAHead().fit(X, y, sample_weight=np.full(len(X), weight)).score(X, y) > 0.9
 
 
 @pytest.mark.parametrize("weights", [[1.0, 2.0], np.full(30, np.nan), -np.ones(30), np.zeros(30)])

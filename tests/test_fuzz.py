@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from dca.backbones.clip import CLIP
 from dca.backbones.state_dict import PICKLE_SUFFIXES, read_state_dict
 from dca.core.errors import UserError
+from dca.datasets.archive import LISTS, unpack_archive
+from dca.datasets.walk import IMAGE_SUFFIXES
 from dca.images.decode import decode_image, open_bytes
 from dca.model import checkpoint
 from dca.model.classifier import Classifier
@@ -113,11 +115,17 @@ def damaged_checkpoints(draw: st.DrawFn, seeds: Sequence[tuple[str, bytes]]) -> 
     if not zipfile.is_zipfile(io.BytesIO(data)) or draw(st.booleans()):
         suffix = draw(st.sampled_from([suffix, ".safetensors", *sorted(PICKLE_SUFFIXES)]))
         return suffix, draw(damaged([data]))
+    return suffix, draw(rebuilt_archives(data))
+
+
+@st.composite
+def rebuilt_archives(draw: st.DrawFn, data: bytes) -> bytes:
+    """An archive with a change in one member, whose checksum is then right."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     changed = draw(st.sampled_from(sorted(members)))
     how = draw(st.sampled_from(["content", "missing", "name", "twice", "large"]))
-    kind = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
+    kind = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]))
     file = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w", kind) as archive:
         warnings.simplefilter("ignore")  # of a member that is there twice
@@ -128,11 +136,12 @@ def damaged_checkpoints(draw: st.DrawFn, seeds: Sequence[tuple[str, bytes]]) -> 
                 archive.writestr(name, content + bytes(2**22))
             elif how != "missing":
                 new = draw(damaged([content])) if how in ("content", "twice") else content
-                name = draw(st.sampled_from([f"../{name}", f"/{name}", name[1:], "a/b/c"])) if how == "name" else name
+                names = [f"../{name}", f"/{name}", name[1:], "a/b/c", f"{name}/{name}", f"\x1b{name}", "x" * 300 + name]
+                name = draw(st.sampled_from(names)) if how == "name" else name
                 archive.writestr(name or "x", new)
                 if how == "twice":
                     archive.writestr(name, content)
-    return suffix, file.getvalue()
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("examples", HOW_MANY)
@@ -172,6 +181,43 @@ def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
     for path in (bomb, many):
         with pytest.raises(UserError, match="an archive of"):
             read_state_dict(path)
+
+
+def photo_archives() -> list[bytes]:
+    """Zip files of photos, one for each way to compress."""
+    found = []
+    for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(file := io.BytesIO(), "w", kind) as archive:
+            for n, image in enumerate(image_files()[:4]):
+                archive.writestr(f"photos/{'cat' if n % 2 else 'dög'}/{n}.jpg", image)
+            archive.writestr("photos/list.csv", b"path,label")
+            archive.writestr("photos/run.sh", b"echo no")
+        found.append(file.getvalue())
+    return found
+
+
+@pytest.mark.parametrize("examples", HOW_MANY)
+def test_any_zip_is_photos_or_refused(examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCA_CACHE", str(tmp_path / "cache"))
+    path, seeds, read = tmp_path / "photos.zip", photo_archives(), 0
+
+    def check(data: bytes) -> None:
+        nonlocal read
+        path.write_bytes(data)
+        try:
+            folder = unpack_archive(path)
+        except UserError:
+            assert not list((tmp_path / "cache" / "archives").glob("*/"))  # nothing half unpacked is found later
+            return
+        read += 1
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        assert any(file.suffix in IMAGE_SUFFIXES for file in files)
+        assert all(file.suffix in IMAGE_SUFFIXES | LISTS for file in files)
+        shutil.rmtree(tmp_path / "cache")
+
+    fuzz(damaged(seeds) | st.sampled_from(seeds).flatmap(rebuilt_archives), check, examples)
+    assert read > examples // 50
+    assert {found.name for found in tmp_path.iterdir()} <= {"cache", "photos.zip"}  # nothing is written elsewhere
 
 
 def places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -16,20 +16,24 @@ from typing import Any
 import pytest
 
 from dca.cli import main
-from dca.core.files import write_json
+from dca.core.files import exclusive_lock, restore_folder, write_json
 from dca.datasets.corrections import read_corrections, remove_correction, write_correction
 from dca.datasets.sample import write_sample
+from dca.datasets.walk import list_class_folders
 from dca.export import folder as export_folder
 from dca.export.folder import TorchParity
 from dca.export.program import ModelDescription, require_onnx
 from dca.images.hashing import sha256_of
 from dca.model import checkpoint
+from dca.projects.project import find_projects
 from helpers.kills import KILLED, run_child, snapshot
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 # How many events the fast tests kill at, evenly spread, beside those of the replacement itself.
 FEW = 3
 MODEL = "photos.dca"
+# Events of a replacement.
+REPLACING = ("exchange", "os.rename .photos", "os.rename photos", "os.rename .out", "os.rename out")
 
 
 @dataclass(frozen=True)
@@ -137,10 +141,16 @@ def kept(model: Path) -> Any:
     return corrections, (model / "notes.txt").read_text(), (model / "labels" / "old.csv").read_text()
 
 
-def require_nothing_lost(world: World, case: Case, wanted: dict[str, Any], why: str) -> None:
-    """The model is whole, with all that the user has in it; anything else is as it was, or as it is to be."""
+def require_nothing_lost(world: World, case: Case, wanted: dict[str, Any], why: str, *, can_exchange: bool) -> None:
+    """The model is whole, with all that the user has in it; anything else is as it was, or as it is to be.
+
+    What is replaced exists; where two names cannot be exchanged, once it has been looked for.
+    """
     root, target = world.scratch / "root", world.scratch / "root" / case.target
+    if case.replaces and can_exchange:
+        assert target.exists(), why
     if case.target != MODEL:
+        restore_folder(target)
         if case.replaces:
             assert target.exists(), why
         if target.exists():
@@ -170,7 +180,7 @@ def kill_at(world: World, case: Case, choose: Callable[[tuple[str, ...]], list[i
         why = f"killed before event {number}: {whole.events[number]}"
         world.start(case)
         assert world.run(case, kill_at=number, can_exchange=can_exchange).code == KILLED, why
-        require_nothing_lost(world, case, wanted, why)
+        require_nothing_lost(world, case, wanted, why, can_exchange=can_exchange)
         again = world.run(case, can_exchange=can_exchange)
         assert again.code == 0 or (case.done and case.done in again.output), f"{why}\n{again.output}"
         assert snapshot(world.scratch / "root") == wanted, why
@@ -192,7 +202,7 @@ def fill_disk_at(world: World, case: Case, choose: Callable[[tuple[str, ...]], l
         said = [line for line in full.output.splitlines() if "No space left on device" in line]
         assert full.code == 2, f"{why}\n{full.output}"
         assert len(said) == 1, f"{why}\n{full.output}"
-        require_nothing_lost(world, case, wanted, why)
+        require_nothing_lost(world, case, wanted, why, can_exchange=True)
         again = world.run(case)
         assert again.code == 0 or (case.done and case.done in again.output), f"{why}\n{again.output}"
         assert snapshot(world.scratch / "root") == wanted, why
@@ -200,10 +210,54 @@ def fill_disk_at(world: World, case: Case, choose: Callable[[tuple[str, ...]], l
 
 def choose_few(events: tuple[str, ...]) -> list[int]:
     """The last steps of a replacement, and a few events more."""
-    chosen = {
-        n for n, event in enumerate(events) if event.startswith(("exchange", "os.rename .photos", "os.rename ph"))
-    }
+    chosen = {n for n, event in enumerate(events) if event.startswith(REPLACING)}
     return sorted(chosen | {len(events) * n // FEW for n in range(1, FEW)} | {len(events) - 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "can_exchange"),
+    [
+        ("add-class", True), ("export --overwrite", False), ("predict -o --overwrite", True),
+        pytest.param("fit --overwrite", True, marks=pytest.mark.slow),
+        pytest.param("fit --overwrite", False, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_leftovers_are_never_shown_and_the_next_command_puts_them_right(
+    world: World, name: str, can_exchange: bool
+) -> None:
+    case, root = CASES[name], world.start(CASES[name])
+    events = world.run(case, can_exchange=can_exchange).events
+    before = {path.name for path in world.before.iterdir()}
+    left = 0
+    for number in {len(events) // 2, *(n for n, event in enumerate(events) if event.startswith(REPLACING))}:
+        why = f"killed before event {number}: {events[number]}"
+        world.start(case)
+        assert world.run(case, kill_at=number, can_exchange=can_exchange).code == KILLED, why
+        left += len(list_leftovers(root))
+        # An unfinished fit and unfinished predictions have names that say so.
+        shown = {path.name for path in root.iterdir() if not path.name.startswith(".")}
+        assert shown <= before | {f"{case.target}.partial"}, why
+        assert {path.name for path in list_class_folders(root)} <= before | {f"{case.target}.partial"}, why
+        assert find_projects(root) == [], why
+        with exclusive_lock(root / case.target):  # as every command takes it that writes there
+            assert list_leftovers(root) == [], why
+        assert before <= {path.name for path in root.iterdir()}, why
+    assert left
+
+
+def list_leftovers(root: Path) -> list[Path]:
+    """What is below a folder under a hidden name; lock files, which block nobody, do not count."""
+    return [path for path in root.rglob(".*") if path.suffix != ".lock"]
+
+
+def test_an_export_that_was_moved_aside_is_not_replaced_unasked(world: World) -> None:
+    case = CASES["export --overwrite"]
+    root = world.start(case)
+    (root / "out").rename(root / ".out.old")  # where a kill between two renames leaves it
+    refused = world.run(CASES["export"])
+    assert refused.code == 2
+    assert "out holds an export" in refused.output
+    assert snapshot(root) == snapshot(world.before)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,8 +4,8 @@ Every class is a thin wrapper of the functions that the methods use. `docs/estim
 searches.
 
 **Sample weights.** A row with a weight of 2 counts as two equal rows, and one with a weight of 0 as none, in the heads
-whose `fit` has `sample_weight`. The others choose numbers by leaving rows out, or estimate a covariance from the number
-of rows: there, a row that is repeated is not a row that weighs more.
+whose `fit` has `sample_weight`. The others choose numbers by leaving rows out, and a row whose copy stays is not left
+out: there, a row that is repeated is not a row that weighs more.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
 # Sizes of raw features between which logistic regression is solved: the ridge, which does not know of their scale,
 # decides all of it below, and none of it above.
 LEAST_SIZE, MOST_SIZE = 1e-6, 1e6
+# Sums of weights between which a covariance can be estimated and inverted.
+TOTAL_WEIGHTS = (2.0, 1e12)
 # Most rows by which `KernelRidgeHead` chooses its scale.
 MOST_VOTERS = 4096
 
@@ -291,8 +293,11 @@ class GaussianTextHead(FeatureHead):
         return ExpertsHead.from_experts(experts, self.numbers_, torch.float64)
 
 
-class GDAHead(FeatureHead):
+class GDAHead(WeightedHead):
     """Gaussian discriminant analysis beside zero-shot text: the head of the method `gda`.
+
+    Shrinkage decreases as the number of rows grows. With weights that number is their sum, so only relative weights,
+    which sum to 1, are refused.
 
     Args:
         text: Text vectors (C, D) in the order of the sorted labels, or a dictionary from label to vector. None: images
@@ -324,8 +329,14 @@ class GDAHead(FeatureHead):
         self.rho = rho
 
     def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> LinearHead:
+        low, high = TOTAL_WEIGHTS
+        if not low <= (total := float(weights.sum())) <= high:
+            raise InputError(
+                f"sample_weight sums to {total:.3g}, the number of rows that decides how much the covariance is shrunk",
+                hint=f"scale the weights to a mean of 1: sums from {low:g} to {high:g} are taken",
+            )
         options = GDAOptions(shrinkage=self.shrinkage, rho=self.rho)
-        W, b = gaussian_weights(features, labels, len(self.classes_), options)
+        W, b = gaussian_weights(features, labels, len(self.classes_), options, weights)
         return gda_head(text_vectors(self.text, self.classes_, features.shape[1]), W, b, self.tau, self.alpha)
 
 
@@ -458,13 +469,9 @@ class NearestMeanHead(WeightedHead):
     def _make_head(self, features: Tensor, labels: Tensor, weights: Tensor) -> LinearHead:
         if self.metric not in ("cosine", "euclidean"):
             raise InputError(f"metric is {self.metric!r}", hint="'cosine' or 'euclidean'")
-        C = len(self.classes_)
-        # Scaled to a largest weight of 1, so that the sums stay finite.
-        weights = weights / weights.new_zeros(C).scatter_reduce_(0, labels, weights, "amax")[labels]
-        totals = weights.new_zeros(C).index_add_(0, labels, weights)
-        sums = features.new_zeros(C, features.shape[1]).index_add_(0, labels, weights[:, None] * features)
-        shots = ClassFeatures(sums / totals[:, None], torch.ones_like(totals, dtype=torch.int64))
-        W, b = gaussian.linear_weights(shots, gaussian.Gaussian("identity", unit_means=self.metric == "cosine"))
+        shots = ClassFeatures.group(features, labels, len(self.classes_))
+        means = gaussian.Gaussian("identity", unit_means=self.metric == "cosine")
+        W, b = gaussian.linear_weights(shots, means, weights=weights[labels.argsort(stable=True)])
         return LinearHead(self.tau * W, self.tau * b)
 
 

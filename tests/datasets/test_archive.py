@@ -95,6 +95,29 @@ def test_a_damaged_zip_leaves_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("archives/*/cat"))
 
 
+@pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_every_way_to_compress_is_read_and_its_damage_is_said_in_a_line(kind: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", kind) as archive:
+        archive.writestr("cat/0.png", bytes(range(256)) * 100)
+    assert [path.name for path in unpack_archive(tmp_path / "x.zip").rglob("*.png")] == ["0.png"]
+    data = bytearray((tmp_path / "x.zip").read_bytes())
+    start = data.index(b"0.png") + 5
+    data[start + 12 : start + 40] = bytes(28)
+    (tmp_path / "y.zip").write_bytes(data)
+    with pytest.raises(UserError, match=r"y.zip cannot be read as a zip file: .+"):
+        unpack_archive(tmp_path / "y.zip")
+
+
+def test_an_archive_that_the_disk_has_no_room_for_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = zipped(make_photos(tmp_path / "photos"), tmp_path / "pets.zip")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))
+    with pytest.raises(UserError, match=r"(?s)holds \d+ bytes, .* has room for 10 bytes.*DCA_CACHE"):
+        unpack_archive(file)
+    assert not list((tmp_path / "cache" / "archives").glob("*/"))
+
+
 def test_folders_around_class_folders_are_entered(tmp_path: Path) -> None:
     make_photos(tmp_path / "all" / "of" / "them")
     assert load_folder(tmp_path / "all").labels == ("cat", "dog")

@@ -125,6 +125,15 @@ def test_a_page_in_place_of_a_larger_file_is_stopped_at_the_known_size(server: S
         fetch(source(server, bytes=10), tmp_path / "a.bin")
 
 
+@pytest.mark.parametrize("scheme", ["file", "ftp", "data"])
+def test_only_addresses_of_http_are_opened(scheme: str, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "private").write_bytes(CONTENT)
+    address = {"file": (tmp_path / "private").as_uri(), "ftp": "ftp://127.0.0.1/x", "data": "data:,x"}[scheme]
+    with pytest.raises(UserError, match="unknown url type"):
+        fetch(source(server, url=address), tmp_path / "a.bin")
+    assert not (tmp_path / "a.bin").exists()
+
+
 @pytest.mark.parametrize("path", ["/nothing", "refused", "no address"])
 def test_what_cannot_be_reached_is_said(server: Server, tmp_path: Path, path: str) -> None:
     url = {"/nothing": server.url("/nothing"), "refused": "http://127.0.0.1:1/x"}.get(path, "no address")
@@ -171,6 +180,23 @@ def test_links_and_damaged_archives_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes(tar_of(("a", b"x" * 100_000))[:80])
     with pytest.raises(UserError, match="cannot be unpacked"):
         unpack(tmp_path / "cut", tmp_path / "inside")
+
+
+@pytest.mark.parametrize("how", ["gz", "bz2", "xz"])
+def test_a_flipped_byte_anywhere_in_an_archive_is_said_in_a_line(how: str, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 40
+    with tarfile.open(tmp_path / "whole", f"w:{how}") as archive:
+        archive.addfile(member := tarfile.TarInfo("a"), io.BytesIO(b""))
+        member.name, member.size = "b", len(content)
+        archive.addfile(member, io.BytesIO(content))
+    data, refused = (tmp_path / "whole").read_bytes(), 0
+    for at in range(0, len(data), 3):
+        (tmp_path / "flipped").write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        try:
+            unpack(tmp_path / "flipped", tmp_path / "inside")
+        except UserError:
+            refused += 1
+    assert refused > 10
 
 
 def test_archives_within_archives_and_leading_folders(server: Server, tmp_path: Path) -> None:

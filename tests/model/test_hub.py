@@ -84,6 +84,7 @@ def test_images_are_sent_only_if_asked_for(there: Hub, model: Classifier, tmp_pa
     assert (folder / GALLERY).is_file()
     (folder / "corrections" / "fish").mkdir(parents=True)
     (folder / "corrections" / "fish" / "1.png").write_bytes(b"private")
+    (folder / "corrections" / "fish" / ".2.png.0123abcd-1-0.new").write_bytes(b"half of a")  # of a killed server
     (folder / "notes.txt").write_text("mine")
     hub.push_folder(folder, "someone/plain", token=TOKEN)
     assert set(there.repos["someone/plain"][-1]) == SENT

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from dca.core.errors import UserError
@@ -21,26 +23,49 @@ SUFFIX = ".zip"
 LISTS = frozenset({".csv", ".tsv", ".jsonl", ".txt", ".json"})
 # Limits: files, bytes of a file, and of all files.
 MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000_000, 2**30, 2**38
+# Bytes at a time.
+BLOCK = 2**20
 
 
 def unpack_archive(path: Path) -> Path:
     """Unpack the images of a zip file, unless that was done before; returns the folder.
 
     Raises:
-        UserError: If it is no zip file, is encrypted or damaged, holds no image, or is too large.
+        UserError: If it is no zip file, is encrypted or damaged, holds no image, is too large, or cannot be written.
     """
     folder = cache_folder() / "archives" / _hash_file(path)
     if folder.is_dir():
         return folder
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = list_members(archive, path)
-            with atomic_folder(folder, "archive") as unfinished:
-                for member, name in members:
-                    _unpack_member(archive, member, unfinished / name)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise UserError(f"{path} cannot be read as a zip file: {error}", hint="unpack it and give the folder") from None
+    with _explain_damage(path), zipfile.ZipFile(path) as archive:
+        members = list_members(archive, path)
+        with atomic_folder(folder, "archive") as unfinished:
+            _require_space(folder.parent, sum(member.file_size for member, _ in members), path)
+            for member, name in members:
+                _unpack_member(archive, member, unfinished / name)
     return folder
+
+
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    """Turn whatever reading a zip file raises into a UserError: each way to compress has errors of its own."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        problem = f"{path} cannot be read as a zip file: {error or type(error).__name__}"
+        raise UserError(problem, hint="unpack it and give the folder") from None
+
+
+def _require_space(folder: Path, needed: int, path: Path) -> None:
+    """Raise unless a folder has room for so many bytes."""
+    with explain_write_errors(folder):
+        free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{path} holds {format_bytes(needed)}, and {folder} has room for {format_bytes(free)}",
+            hint=["free some space", "name another cache folder: DCA_CACHE=FOLDER", "unpack it and give the folder"],
+        )
 
 
 def list_members(archive: zipfile.ZipFile, path: Path) -> list[tuple[zipfile.ZipInfo, PurePosixPath]]:
@@ -74,8 +99,12 @@ def _unpack_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Pa
     """Write one file; `zipfile` stops at the size that the archive states, and checks its checksum."""
     with explain_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with archive.open(member) as source, target.open("wb") as file:
-            shutil.copyfileobj(source, file)
+        file = target.open("wb")
+    with file, archive.open(member) as source:
+        while block := source.read(BLOCK):
+            with explain_write_errors(target):
+                file.write(block)
+                file.flush()
 
 
 def _hash_file(path: Path) -> str:

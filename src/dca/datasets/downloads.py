@@ -11,7 +11,6 @@ names that lead out of it are an error.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tarfile
 import tomllib
 import urllib.error
@@ -196,7 +195,7 @@ def _receive(source: Source, part: Path, progress: Progress) -> None:
         request = urllib.request.Request(source.url, headers={"User-Agent": "dca"})
         if have:
             request.add_header("Range", f"bytes={have}-")
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with make_opener().open(request, timeout=PATIENCE) as answer:
             # A server that knows no ranges sends all of it.
             have = have if answer.status == 206 else 0
             length = answer.headers.get("Content-Length")
@@ -208,6 +207,18 @@ def _receive(source: Source, part: Path, progress: Progress) -> None:
         raise _unreachable(source, f"HTTP {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:  # no such host, time out, a connection that breaks, an address that is none
         raise _unreachable(source, str(getattr(error, "reason", error))) from None
+
+
+def make_opener() -> urllib.request.OpenerDirector:
+    """What opens addresses: of HTTP alone, also after a redirection; the usual one knows files and FTP, too."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler, urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
+    ):  # fmt: skip
+        opener.add_handler(handler())
+    return opener
 
 
 def _write(answer: IO[bytes], part: Path, have: int, total: int, source: Source, progress: Progress) -> None:
@@ -254,14 +265,25 @@ def unpack(archive: Path, folder: Path, *, strip: int = 0, progress: Progress = 
         for number, (name, file) in enumerate(_members(archive), 1):
             target = _place(archive, folder, name, strip)
             if target is not None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as out:
-                    shutil.copyfileobj(file, out, BLOCK)
+                _copy_member(file, target)
             progress(f"unpacking {archive.name}", number, 0, "")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # each way to compress has errors of its own
         raise UserError(
             f"{archive}: cannot be unpacked ({error})", hint="delete it and run the command again"
         ) from None
+
+
+def _copy_member(source: IO[bytes], target: Path) -> None:
+    with explain_write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("wb")
+    with file:
+        while block := source.read(BLOCK):
+            with explain_write_errors(target):
+                file.write(block)
+                file.flush()
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

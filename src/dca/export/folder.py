@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dca.core.errors import UserError
-from dca.core.files import atomic_folder, explain_write_errors, read_json, write_bytes, write_json
+from dca.core.files import atomic_folder, explain_write_errors, read_json, restore_folder, write_bytes, write_json
 from dca.core.hints import allow_overwrite, choose_folder
 from dca.core.progress import Progress, silent
 from dca.datasets.dataset import Dataset
@@ -281,6 +281,7 @@ def require_free(target: Path, *, overwrite: bool) -> None:
     elsewhere = choose_folder("onnx")
     if target.name in ("", ".."):
         raise UserError(f"'{target}' is not a name for a new folder", hint=elsewhere)
+    restore_folder(target)
     with explain_write_errors(target):
         if target.exists() and not target.is_dir():
             raise UserError(f"{target} exists and is a file", hint=elsewhere)

@@ -82,12 +82,17 @@ class GDAOptions(FrozenOptions):
             )
 
 
-def gaussian_weights(features: Tensor, labels: Tensor, classes: int, options: GDAOptions) -> tuple[Tensor, Tensor]:
-    """W (C, D) and b (C,) of unit features (n, D), in float64."""
+def gaussian_weights(
+    features: Tensor, labels: Tensor, classes: int, options: GDAOptions, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """W (C, D) and b (C,) of unit features (N, D), in float64. weights: samples that each row counts as (N,)."""
     grouped = ClassFeatures.group(features.double(), labels, classes)
     head = gaussian.Gaussian(options.shrinkage, pooling=1.0, rho=options.rho)
-    W, b = gaussian.linear_weights(grouped, head)
-    scale = features.shape[1] / max(len(features) - 1, 1)
+    n = float(len(features))
+    if weights is not None:
+        weights, n = weights[labels.argsort(stable=True)], float(weights.sum())
+    W, b = gaussian.linear_weights(grouped, head, weights=weights)
+    scale = features.shape[1] / max(n - 1, 1)
     return scale * W, scale * b - math.log(classes)
 
 

@@ -16,6 +16,8 @@ from dca.backbones.sources import is_hub_id
 from dca.core.errors import UserError
 from dca.core.files import encode_utf8
 from dca.core.hints import set_token
+from dca.datasets.corrections import CORRECTIONS
+from dca.datasets.walk import list_files
 from dca.model import checkpoint
 from dca.model.card import PLACEHOLDER, model_card
 from dca.model.gallery import GALLERY
@@ -23,7 +25,6 @@ from dca.model.records import LIBRARY
 
 # What is sent and fetched; a gallery only where the repository has one.
 WANTED = (checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.MANIFEST, checkpoint.CARD)
-CORRECTIONS = "corrections"
 MESSAGE = "Upload a dca model"
 
 
@@ -88,7 +89,7 @@ def push_folder(
 
 def _image_files(folder: Path) -> list[Path]:
     """The files of a model folder that hold images of the user."""
-    corrections = sorted(path for path in (folder / CORRECTIONS).rglob("*") if path.is_file())
+    corrections = list_files(folder / CORRECTIONS) if (folder / CORRECTIONS).is_dir() else []
     return [path for path in (folder / GALLERY,) if path.is_file()] + corrections
 
 

@@ -81,8 +81,10 @@ class ClassFeatures:
         counts = torch.cat([self.counts, self.counts.new_tensor([len(features)])])
         return ClassFeatures(torch.cat([self.features, features]), counts)
 
-    def means(self) -> Tensor:
-        """Mean feature of each class, (C, D)."""
+    def means(self, weights: Tensor | None = None) -> Tensor:
+        """Mean feature of each class, (C, D). weights: of the rows (N,); None: all the same."""
+        if weights is not None:
+            return self._weighted_means(weights)
         # Classes of equal size together: adding all rows at once would sum in a random order on a GPU.
         sums = self.features.new_zeros(len(self.counts), self.features.shape[-1])
         starts = self.counts.cumsum(0) - self.counts
@@ -91,6 +93,14 @@ class ClassFeatures:
             offsets = torch.arange(count, device=classes.device)
             sums[classes] = self.features[starts[classes, None] + offsets].sum(dim=1)
         return sums / self.counts[:, None].to(self.features.dtype)
+
+    def _weighted_means(self, weights: Tensor) -> Tensor:
+        # Relative to the largest weight of the class, so that the sums stay finite and above zero.
+        labels, C = self.labels(), len(self.counts)
+        shares = weights / weights.new_zeros(C).scatter_reduce_(0, labels, weights, "amax")[labels]
+        sums = self.features.new_zeros(C, self.features.shape[-1])
+        sums.index_add_(0, labels, shares[:, None] * self.features)
+        return sums / shares.new_zeros(C).index_add_(0, labels, shares)[:, None]
 
     def batches(self, copies: int = 1) -> Iterator[tuple[Tensor, int]]:
         """Batches of classes with several images: class indices (c,), and the K to which they are padded.
@@ -121,10 +131,13 @@ class ClassFeatures:
         centers = None if centers is None else centers[..., classes, :].double()
         return metric.class_covariance_factors(self.pad(classes, K).double(), self.counts[classes], centers)
 
-    def pooled_covariance_factor(self, centers: Tensor | None = None) -> Tensor:
-        """U of all images as one class, in float64: (R, D); about their classes' centers (..., C, D): (..., R, D)."""
+    def pooled_covariance_factor(self, centers: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        """U of all images as one class, in float64: (R, D); about their classes' centers (..., C, D): (..., R, D).
+
+        weights: how many images each row counts as (N,); None: one.
+        """
         centers = None if centers is None else centers.double()
-        return metric.pooled_covariance_factor(self.features.double(), self.labels(), centers)
+        return metric.pooled_covariance_factor(self.features.double(), self.labels(), centers, weights)
 
     def pooled_covariance_factor_with_others(self, centers: Tensor | None = None) -> Tensor:
         """The same with the images of `others`: for the covariance that classes with a single image take."""

@@ -170,36 +170,46 @@ HEADS = MappingProxyType(
 )
 
 
-def head_means(shots: ClassFeatures, gaussian: Gaussian) -> Tensor:
-    """μ of every class, (C, D)."""
-    return F.normalize(shots.means(), dim=-1) if gaussian.unit_means else shots.means()
+def head_means(shots: ClassFeatures, gaussian: Gaussian, weights: Tensor | None = None) -> Tensor:
+    """μ of every class, (C, D). weights: of the rows (N,); None: all the same."""
+    means = shots.means(weights)
+    return F.normalize(means, dim=-1) if gaussian.unit_means else means
 
 
-def _mean_squared_norm(x: Tensor) -> float:
-    """‖XᵀX / n‖² of the entries, from the smaller of the two products. x: (n, D)."""
-    n, D = x.shape
-    return float((x @ x.T if n < D else x.T @ x).square().sum()) / n**2
+def _squared_norm(x: Tensor) -> float:
+    """‖XᵀX‖² of the entries, from the smaller of the two products. x: (rows, D)."""
+    return float((x @ x.T if len(x) < x.shape[1] else x.T @ x).square().sum())
 
 
-def ledoit_wolf(x: Tensor) -> float:
-    """ρ whose covariance is nearest in the mean to the true one. x: (n, D), centred."""
-    n, D = x.shape
-    variance = float(x.square().sum()) / (n * D)
-    squared = _mean_squared_norm(x)
+def ledoit_wolf(x: Tensor, weights: Tensor | None = None) -> float:
+    """ρ whose covariance is nearest in the mean to the true one. x: (rows, D), centred; weights as in `oas`."""
+    n, shares, D = *_shares(x, weights), x.shape[1]
+    squared_norms = x.square().sum(dim=1)
+    variance = float(shares @ squared_norms) / D
+    squared = _squared_norm(shares.sqrt()[:, None] * x)
     delta = squared / D - variance**2
-    beta = (float(x.square().sum(dim=1).square().sum()) / n - squared) / (n * D)
+    beta = (float(shares @ squared_norms.square()) - squared) / (n * D)
     return min(beta / delta, 1.0) if delta > 0 else 1.0
 
 
-def oas(x: Tensor) -> float:
-    """ρ of the oracle approximating shrinkage. x: (n, D), centred."""
-    n, D = x.shape
-    squared, variance = _mean_squared_norm(x) / D**2, float(x.square().sum()) / (n * D)
+def oas(x: Tensor, weights: Tensor | None = None) -> float:
+    """ρ of the oracle approximating shrinkage. x: (rows, D), centred.
+
+    weights: how many rows each counts as (rows,); None: one.
+    """
+    n, shares, D = *_shares(x, weights), x.shape[1]
+    squared, variance = _squared_norm(shares.sqrt()[:, None] * x) / D**2, float(shares @ x.square().sum(dim=1)) / D
     below = (n + 1) * (squared - variance**2 / D)
     return min((squared + variance**2) / below, 1.0) if below > 0 else 1.0
 
 
-def shrink(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Precision:
+def _shares(x: Tensor, weights: Tensor | None) -> tuple[float, Tensor]:
+    """How many rows x (rows, D) counts as, and the share of each in it (rows,)."""
+    weights = x.new_ones(len(x)) if weights is None else weights
+    return float(weights.sum()), weights / weights.sum()
+
+
+def shrink(U: Tensor, gaussian: Gaussian, n: float, rho: float) -> Precision:
     """Shrink UᵀU as the head does and invert it: Σ̂⁻¹ of rows U (..., R, D) of a problem with n images."""
     if gaussian.shrinkage == "gda":
         return metric.precision(U, U.shape[-1] / max(n - 1, 1), 0.0, normalize=gaussian.normalize)
@@ -212,20 +222,21 @@ def shrink(U: Tensor, gaussian: Gaussian, n: int, rho: float) -> Precision:
     return form if gaussian.normalize else form.for_scaled_covariance(1 - rho)
 
 
-def estimate_rho(gaussian: Gaussian, centred: Tensor | None = None) -> float:
-    """ρ of a convex shrinkage: fixed, or estimated from the centred features (n, D); 0 for other shrinkages."""
+def estimate_rho(gaussian: Gaussian, centred: Tensor | None = None, weights: Tensor | None = None) -> float:
+    """ρ of a convex shrinkage: fixed, or estimated from centred features (rows, D); 0 for other shrinkages."""
     rho = gaussian.rho if gaussian.shrinkage == "convex" else 0.0
     if estimate := {"ledoit_wolf": ledoit_wolf, "oas": oas}.get(gaussian.shrinkage):
         assert centred is not None
-        rho = estimate(centred)
+        rho = estimate(centred, weights)
     return min(rho, MAX_RHO)
 
 
-def shared_precision(shots: ClassFeatures, gaussian: Gaussian) -> Precision:
-    """Σ̂⁻¹ of the covariance pooled within the classes."""
-    means = shots.means().double()
-    rho = estimate_rho(gaussian, shots.features.double() - means[shots.labels()])
-    return shrink(shots.pooled_covariance_factor(means), gaussian, len(shots.features), rho)
+def shared_precision(shots: ClassFeatures, gaussian: Gaussian, weights: Tensor | None = None) -> Precision:
+    """Σ̂⁻¹ of the covariance pooled within the classes. weights: how many images each row counts as; None: one."""
+    means = shots.means(weights).double()
+    rho = estimate_rho(gaussian, shots.features.double() - means[shots.labels()], weights)
+    n = len(shots.features) if weights is None else float(weights.sum())
+    return shrink(shots.pooled_covariance_factor(means, weights), gaussian, n, rho)
 
 
 def precisions(
@@ -277,13 +288,18 @@ def name_classes_in_error(names: Sequence[str]) -> Iterator[None]:
         raise IndefiniteError(error.classes, *error.gammas, names=names) from None
 
 
-def linear_weights(shots: ClassFeatures, gaussian: Gaussian, log_prior: float = 0.0) -> tuple[Tensor, Tensor]:
-    """W (C, D) and b (C,) of a shared covariance: w_c = Σ⁻¹ μ_c, b_c = log π - ½ μ_cᵀ Σ⁻¹ μ_c."""
+def linear_weights(
+    shots: ClassFeatures, gaussian: Gaussian, log_prior: float = 0.0, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """W (C, D) and b (C,) of a shared covariance: w_c = Σ⁻¹ μ_c, b_c = log π - ½ μ_cᵀ Σ⁻¹ μ_c.
+
+    weights: how many images each row counts as (N,); None: one.
+    """
     if not gaussian.shared:
         raise ValueError("only a covariance that all classes share makes a linear head")
-    W = means = head_means(shots, gaussian)
+    W = means = head_means(shots, gaussian, weights)
     if gaussian.shrinkage != "identity":
-        W = metric.precision_times(shared_precision(shots, gaussian), means)
+        W = metric.precision_times(shared_precision(shots, gaussian, weights), means)
     return W, log_prior - (W * means).sum(dim=-1) / 2
 
 

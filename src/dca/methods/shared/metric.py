@@ -201,15 +201,21 @@ def _centered_factor(features: Tensor, counts: Tensor, mean: Tensor) -> Tensor:
     return folded
 
 
-def pooled_covariance_factor(features: Tensor, labels: Tensor, center: Tensor | None = None) -> Tensor:
+def pooled_covariance_factor(
+    features: Tensor, labels: Tensor, center: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
     """U of all images as one class, for datasets with one image per class.
 
     features: (N, D). labels: (N,). center: None for the global mean, or (..., C, D): each image
     about the centre of its own class. Returns (..., R, D) with R = min(N, D): more rows than
-    dimensions are folded by a QR decomposition, which does not change UᵀU.
+    dimensions are folded by a QR decomposition, which does not change UᵀU. weights: how many images each row counts
+    as (N,), with a centre; None: one.
     """
     centers = features.mean(dim=0) if center is None else center[..., labels, :]
-    rows: Tensor = (features - centers) / max(len(features) - 1, 1) ** 0.5
+    if weights is None:
+        rows: Tensor = (features - centers) / max(len(features) - 1, 1) ** 0.5
+    else:
+        rows = (weights / (weights.sum() - 1).clamp_min(1)).sqrt()[:, None] * (features - centers)
     if len(features) > features.shape[-1]:
         rows = torch.linalg.qr(rows, mode="r")[1]
     return rows
