@@ -142,8 +142,10 @@ def literal_probabilities(experts: Experts, n: Hyperparameters, f: Tensor) -> Te
     moved = center + r * (t - t.mean(0))
     counts = torch.bincount(y)[:, None].double()
     m = (n.text_shots * moved + counts * means) / (n.text_shots + counts)
-    S = (x - means[y]).T @ (x - means[y]) / (len(x) - len(t))
-    P = torch.linalg.inv(S + n.ridge * S.trace() / D * torch.eye(D, dtype=torch.float64))
+    nu = len(x) - len(t)
+    S = (x - means[y]).T @ (x - means[y]) / nu
+    V = (nu * S.diagonal() + 20 * S.trace() / D) / (nu + 20)
+    P = torch.linalg.inv(S + n.ridge * torch.diag(V))
     noise = literal_noise(experts.gaussian, n.text_shots, n.ridge)
     gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2 + noise
     apart = np.mean([1 - float(a @ b) for i, a in enumerate(x) for b in x[:i]])

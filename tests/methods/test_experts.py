@@ -22,7 +22,7 @@ def literal(
 ) -> tuple[Tensor, Tensor]:
     """Scores and squared distances of the images `rows`, or of `images`, by the module's equations without `rows`.
 
-    ν, λ, t̃ and the noise terms are those of all images.
+    ν, V, t̃ and the noise terms are those of all images.
     """
     x, y, C = source.x, source.labels, len(source.text)
     D = x.shape[1]
@@ -35,8 +35,7 @@ def literal(
             S += (own - own.mean(0)).T @ (own - own.mean(0))
         total = k * source.moved_text[c] + own.sum(0)
         centers.append(total / (k + len(own)) if k + len(own) > 0 else source.moved_text[c])
-    every = sum((x[y == c] - x[y == c].mean(0)).square().sum() for c in range(C) if (y == c).any())
-    sigma = S / source.nu + g * every / source.nu / D * torch.eye(D, dtype=torch.float64)
+    sigma = S / source.nu + g * literal_variances(x, y)
     P, m = torch.linalg.inv(sigma), torch.stack(centers)
     z = x[rows] if images is None else images
     scores = z @ P @ m.T - (m @ P * m).sum(-1) / 2 + literal_noise(source, k, g)
@@ -44,11 +43,19 @@ def literal(
     return scores, squares
 
 
+def literal_variances(x: Tensor, y: Tensor) -> Tensor:
+    """V of images (N, D) with labels (N,), as a matrix (D, D)."""
+    total, nu = torch.zeros(x.shape[1], dtype=torch.float64), len(x) - len(set(y.tolist()))
+    for c in set(y.tolist()):
+        for one in x[y == c]:
+            total += (one - x[y == c].mean(0)) ** 2
+    mean = total.sum() / nu / x.shape[1]
+    return torch.diag((total + 20 * mean) / (nu + 20))
+
+
 def literal_noise(source: TextGaussian, k: float, g: float) -> Tensor:
     """½ T n_c / (k + n_c)² minus its mean, T from models that are refitted without each image that has no copy."""
     x, y, C = source.x, source.labels, len(source.text)
-    means = {c: x[y == c].mean(0) for c in range(C)}
-    lam = g * sum((x[i] - means[c]).square().sum() for i, c in enumerate(y.tolist())) / source.nu / x.shape[1]
     distances: dict[int, list[float]] = {}
     for i, c in enumerate(y.tolist()):
         if (source.groups == source.groups[i]).sum() > 1 or not source.peers[i]:
@@ -56,7 +63,7 @@ def literal_noise(source: TextGaussian, k: float, g: float) -> Tensor:
         rest = torch.arange(len(x)) != i
         centers = torch.stack([x[rest & (y == other)].mean(0) for other in y.tolist()])
         residuals = (x - centers)[rest]
-        sigma = residuals.T @ residuals / source.nu + lam * torch.eye(x.shape[1], dtype=torch.float64)
+        sigma = residuals.T @ residuals / source.nu + g * literal_variances(x, y)
         d, n = x[i] - x[rest & (y == c)].mean(0), int((y == c).sum())
         distances.setdefault(c, []).append(float(d @ torch.linalg.inv(sigma) @ d) / (1 + 1 / (n - 1)))
     T = sum(sum(own) / len(own) for own in distances.values()) / max(len(distances), 1)
@@ -129,7 +136,8 @@ def test_where_little_can_be_left_out_the_covariance_is_that_about_the_texts() -
     assert not source.can_hold_out
     d = source.x - source.moved_text[y]
     values, vectors = source.spectrum
-    assert torch.allclose(vectors * values @ vectors.T, d.T @ d / 6)
+    P = torch.linalg.inv(d.T @ d / 6 + 3 * d.square().sum() / 6 / 5 * torch.eye(5, dtype=torch.float64))
+    assert torch.allclose(vectors / (values + 3) @ vectors.T, P)
 
 
 def test_where_little_can_be_left_out_the_means_have_equal_length() -> None:
@@ -155,6 +163,15 @@ def test_more_dimensions_than_vectors_give_the_scores_of_all_dimensions() -> Non
     W, b = source.whiten(g).linear(k)
     expected, _ = literal(source, [], k, g, x)
     assert ((x @ W.T + b) - expected).abs().max() < 1e-8
+
+
+def test_features_of_small_variance_count_more_and_few_images_say_little_about_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    width = torch.tensor([3.0] * 10 + [0.3] * 10)
+    x = torch.randn(600, 20, dtype=torch.float64, generator=generator) * width + 20
+    many = TextGaussian.from_features(x, torch.arange(600) % 2, torch.zeros(2, 20)).deviations
+    few = TextGaussian.from_features(x[:4], torch.tensor([0, 0, 1, 1]), torch.zeros(2, 20)).deviations
+    assert float(few.max() / few.min()) < 1.5 < 5 < float(many.max() / many.min())
 
 
 def test_the_noise_of_a_rare_mean_is_taken_out() -> None:
@@ -191,8 +208,7 @@ def test_fixed_shares_keep_the_weight_of_the_text() -> None:
         rest = torch.arange(7) != i
         means = torch.stack([source.x[rest & (source.labels == o)].mean(0) for o in (0, 1)])
         residuals = (source.x - means[source.labels])[rest]
-        lam = g * source.residuals.square().sum() / source.nu / 6
-        P = torch.linalg.inv(residuals.T @ residuals / source.nu + lam * torch.eye(6, dtype=torch.float64))
+        P = torch.linalg.inv(residuals.T @ residuals / source.nu + g * literal_variances(source.x, source.labels))
         n = source.counts[:, None]
         m = (k * source.moved_text + n * means) / (k + n)
         scores = source.x[i] @ P @ m.T - (m @ P * m).sum(-1) / 2 + literal_noise(source, k, g)

@@ -8,14 +8,19 @@ c, N in all, unit text features t_c:
     x̄_c  mean of class c,   x̄  mean of the x̄_c,   t̄  mean of the t_c
     t̃_c = x̄ + r (t_c - t̄),   r = mean_c ‖x̄_c - x̄‖ / mean_c ‖t_c - t̄‖      text moved to where images are
     m_c = (k t̃_c + n_c x̄_c) / (k + n_c)                                     text counts as k images
-    S   = 1/ν Σ_i (x_i - x̄_{y_i}) (x_i - x̄_{y_i})ᵀ,   ν = N - C,   Σ = S + λ I,   λ = g tr(S) / D
+    S   = 1/ν Σ_i (x_i - x̄_{y_i}) (x_i - x̄_{y_i})ᵀ,   ν = N - C,   s̄ = tr(S) / D
+    Σ   = S + g V,   V diagonal,   V_dd = (ν S_dd + κ s̄) / (ν + κ)
     score_c(x) = xᵀ P m_c - ½ m_cᵀ P m_c + ½ T n_c / (k + n_c)²,   P = Σ⁻¹
 
 The last term is a constant for balanced classes. It takes out what the noise of x̄_c adds to m_cᵀ P m_c, which would
 keep rare classes from ever being predicted; T is the mean squared distance of an image to the true mean of its class,
 from the held-out distances d² to x̄_c of images without copies: T = mean of d² / (1 + 1/(n_c - 1)).
 
-Leaving images out changes the means of their classes and S; ν, λ, t̃ and T n_c / (k + n_c)² are held fixed. For one
+V is the variance of each feature, drawn towards the mean of all by κ = 20 images, so that few images cannot make a
+feature look certain: some features of CLIP vary ten times as much as others, and one variance for all hides what the
+quiet ones say. In units of V^½ the ridge is g I.
+
+Leaving images out changes the means of their classes and S; ν, V, t̃ and T n_c / (k + n_c)² are held fixed. For one
 image with d = x - x̄_y and n = n_y, S loses n / ((n - 1) ν) d dᵀ, so that P gains a matrix of rank one. Images that are
 copies of each other leave together. The scores of every image under the model without it then cost one
 eigendecomposition and a few products (N, D) x (D, C), in coordinates in which P is the identity. All vectors lie in the
@@ -28,9 +33,9 @@ smaller, which tells the label. `fixed_shares` keeps the weights k / (k + n) and
 estimates, not for choosing k, where the mean of fewer images should lean on the text.
 
 Where fewer than half of the images have another image of their class, little can be left out and S would be
-almost nothing. Then S is the covariance about the texts, 1/N Σ_i (x_i - t̃_{y_i}) (x_i - t̃_{y_i})ᵀ, and the length of
-a mean says more about its one image than about its class: with c̄ the mean of the m_c, ‖·‖ the norm of P and L the mean
-of the lengths,
+almost nothing. Then S is the covariance about the texts, 1/N Σ_i (x_i - t̃_{y_i}) (x_i - t̃_{y_i})ᵀ, V = s̄ I, and the
+length of a mean says more about its one image than about its class: with c̄ the mean of the m_c, ‖·‖ the norm of P and L
+the mean of the lengths,
 
     score_c(x) = (x - c̄)ᵀ P (m_c - c̄) L / ‖m_c - c̄‖.
 
@@ -68,6 +73,8 @@ from dca.methods.shared.class_features import ClassFeatures
 MAX_VOTERS = 4096
 # Images at a time, where there may be very many.
 BLOCK = 4096
+# κ: images that the mean variance of all features counts as in the variance of each. Chosen on validation images.
+VARIANCE_IMAGES = 20.0
 
 
 @dataclass(frozen=True)
@@ -151,26 +158,35 @@ class TextGaussian:
         return float(len(self.x) - int((self.counts > 0).sum())) if self.can_hold_out else float(len(self.x))
 
     @cached_property
-    def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues (R,) and eigenvectors (D, R) of S in the span of images and texts, R at most D and N + C."""
-        residuals, D = self.residuals, self.x.shape[1]
-        if len(self.x) + len(self.text) >= D:
-            values, vectors = torch.linalg.eigh(residuals.T @ residuals / self.nu)
-            return values.clamp_min(0), vectors
-        span = torch.linalg.qr(torch.cat([self.x, self.moved_text]).T).Q
-        residuals = residuals @ span
-        values, vectors = torch.linalg.eigh(residuals.T @ residuals / self.nu)
-        return values.clamp_min(0), span @ vectors
+    def deviations(self) -> Tensor:
+        """V^½, (D,)."""
+        variances = self.residuals.square().sum(dim=0) / self.nu
+        mean = variances.mean().clamp_min(1e-12)
+        if not self.can_hold_out:
+            return mean.sqrt().expand_as(variances)
+        return ((self.nu * variances + VARIANCE_IMAGES * mean) / (self.nu + VARIANCE_IMAGES)).sqrt()
 
     @cached_property
-    def variance(self) -> Tensor:
-        """tr(S) / D."""
-        return (self.residuals.square().sum() / self.nu / self.x.shape[1]).clamp_min(1e-12)
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues (R,) of S in units of V, and V^-½ times its eigenvectors (D, R) in the span of images and texts.
+
+        R is at most D and N + C.
+        """
+        unit = self.deviations
+        residuals = self.residuals / unit
+        if len(self.x) + len(self.text) >= self.x.shape[1]:
+            values, vectors = torch.linalg.eigh(residuals.T @ residuals / self.nu)
+        else:
+            span = torch.linalg.qr((torch.cat([self.x, self.moved_text]) / unit).T).Q
+            residuals = residuals @ span
+            values, inside = torch.linalg.eigh(residuals.T @ residuals / self.nu)
+            vectors = span @ inside
+        return values.clamp_min(0), vectors / unit[:, None]
 
     def whiten(self, g: float) -> WhitenedGaussian:
         """Change to coordinates in which Σ is the identity."""
         values, vectors = self.spectrum
-        return WhitenedGaussian(self, vectors * (values + g * self.variance).rsqrt())
+        return WhitenedGaussian(self, vectors * (values + g).rsqrt())
 
 
 @dataclass(frozen=True)
