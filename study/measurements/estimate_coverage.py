@@ -32,7 +32,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -203,10 +203,10 @@ def list_rows(sources: Sequence[Source], *, noise: bool) -> Iterator[Row]:
         yield Row(source.kind, source.pool.name, f"copies, 2 x {COPIED}", copied(source))
 
 
-def measure_row(row: Row, tasks: int, estimators: Mapping[str, Estimator]) -> dict[str, Any]:
-    """The figures of every task by every tree."""
-    found: dict[str, Any] = {"kind": row.kind, "set": row.name, "situation": row.situation}
-    found |= {way: [] for way in estimators}
+def measure_row(row: Row, tasks: int, estimators: Mapping[str, Estimator], done: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of every task by every tree, beside those that are done."""
+    found: dict[str, Any] = {"kind": row.kind, "set": row.name, "situation": row.situation, **done}
+    found.update({way: list[dict[str, float]]() for way in estimators})
     for seed in range(tasks):
         if (task := row.draw(seed)) is not None:
             for way, estimator in estimators.items():
@@ -215,28 +215,37 @@ def measure_row(row: Row, tasks: int, estimators: Mapping[str, Estimator]) -> di
 
 
 def measure_rows(
-    rows: Sequence[Row], tasks: Mapping[str, int], workers: int, json: Path | None, done: Sequence[dict[str, Any]]
+    rows: Sequence[Row],
+    tasks: Mapping[str, int],
+    workers: int,
+    json: Path | None,
+    done: Sequence[dict[str, Any]],
+    *,
+    again: bool,
 ) -> list[dict[str, Any]]:
-    """All rows with those that are done; written to `json` as they come. tasks: for each kind."""
+    """All rows with those that are done; written to `json` as they come.
+
+    tasks: for each kind. again: whether those that are done are measured again by this tree; the earlier one stays.
+    """
     keys = [(row.kind, row.name, row.situation) for row in rows]
     found = {(row["kind"], row["set"], row["situation"]): row for row in done}
 
     def kept() -> list[dict[str, Any]]:
         return [found[key] for key in keys if key in found]
 
-    with extract_tree(EARLIER) as earlier, ThreadPoolExecutor(workers) as threads:
+    with extract_tree(EARLIER) if not again else nullcontext() as earlier, ThreadPoolExecutor(workers) as threads:
         idle: SimpleQueue[dict[str, Estimator]] = SimpleQueue()
         for _ in range(workers):
-            idle.put({"before": Estimator(earlier), "now": Estimator(ROOT)})
+            idle.put(({"before": Estimator(earlier)} if earlier else {}) | {"now": Estimator(ROOT)})
 
         def measure_next(row: Row) -> dict[str, Any]:
             estimators = idle.get()
-            made = measure_row(row, tasks[row.kind], estimators)
+            made = measure_row(row, tasks[row.kind], estimators, found.get((row.kind, row.name, row.situation), {}))
             idle.put(estimators)
             return made
 
-        missing = [row for row, key in zip(rows, keys, strict=True) if key not in found]
-        for new in threads.map(measure_next, missing):
+        wanted = [row for row, key in zip(rows, keys, strict=True) if (key in found) == again]
+        for new in threads.map(measure_next, wanted):
             found[new["kind"], new["set"], new["situation"]] = new
             write_rows(json, kept())
             if new["now"]:
@@ -307,6 +316,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100, help="of a line of the table, divided among its sets")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the figures here after every row, and keep those it has")
+    parser.add_argument("--again", action="store_true", help="measure this tree again in the rows that the file has")
     parser.add_argument("--show", type=Path, help="only print the table of such a file")
     parser.add_argument("--page", type=Path, help="also put the table between its marks on a page")
     chosen = parser.parse_args()
@@ -318,7 +328,8 @@ def main() -> None:
         kinds = ["noise", *(source.kind for source in sources)]
         tasks = {kind: -(-chosen.tasks // kinds.count(kind)) for kind in kinds}
         done = read_rows(chosen.json) if chosen.json and chosen.json.exists() else []
-        rows = measure_rows(list(list_rows(sources, noise=True)), tasks, chosen.workers, chosen.json, done)
+        wanted = list(list_rows(sources, noise=True))
+        rows = measure_rows(wanted, tasks, chosen.workers, chosen.json, done, again=chosen.again)
     print_tables(make_table(rows), SCRIPT, chosen.page)
 
 

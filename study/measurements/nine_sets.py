@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -89,11 +89,13 @@ def read_named_food(folder: Path) -> Source:
     return Source(part, torch.stack([text[singular[c]] for c in classes]), 100.0, apart=False)
 
 
-def measure_methods(draw: Draw) -> tuple[Accuracies, Accuracies]:
-    """Accuracy of every method that sees one image at a time, and of transduction, from several predictions."""
+def measure_methods(draw: Draw, only: Sequence[str]) -> tuple[Accuracies, Accuracies]:
+    """Accuracy of every method, or `only` of some, that sees one image at a time, and of transduction after them."""
     labels, found, together = draw.new, dict[str, float](), dict[str, float]()
     names = {**METHODS, **({} if draw.text is None else {"zero_shot": {}})}
     for name, options in names.items():
+        if only and name not in only:
+            continue
         predicted = predict(name, options, draw)
         found[name] = measure_accuracy(predicted, labels)
         if name in (REFERENCE, "zero_shot"):
@@ -145,14 +147,15 @@ def measure_heads(draw: Draw, text: Tensor, shots: int) -> Accuracies:
     }
 
 
-def measure(source: Source, shots: int, seed: int) -> dict[str, Any] | None:
-    """One row: percent of the new rows that are right."""
+def measure(source: Source, shots: int, seed: int, done: dict[str, Any], only: Sequence[str]) -> dict[str, Any] | None:
+    """One row: percent of the new rows that are right; what is done is kept, but for `only` these methods."""
     torch.set_num_threads(1)
     if (draw := draw_rows(source, shots, seed)) is None:
         return None
-    accuracy, together = measure_methods(draw)
-    heads = {} if draw.text is None else measure_heads(draw, draw.text, shots)
+    accuracy, together = measure_methods(draw, only)
+    heads = {} if draw.text is None or only else measure_heads(draw, draw.text, shots)
     parts = {"accuracy": accuracy, "transductive": together, "head": heads}
+    parts = {name: done.get(name, {}) | found for name, found in parts.items()}
     return {
         "set": source.pool.name,
         "shots": shots,
@@ -163,22 +166,30 @@ def measure(source: Source, shots: int, seed: int) -> dict[str, Any] | None:
     }
 
 
-def measure_sources(sources: Sequence[Source], draws: int, workers: int, json: Path | None) -> list[dict[str, Any]]:
-    """All rows, sorted; written to `json` as they come, and continued from what is there."""
+def measure_sources(
+    sources: Sequence[Source], draws: int, workers: int, json: Path | None, again: Sequence[str]
+) -> list[dict[str, Any]]:
+    """All rows, sorted; written to `json` as they come, and continued from what is there.
+
+    again: methods that are measured again in the rows that are there; no others are.
+    """
     order = {source.pool.name: n for n, source in enumerate(sources)}
-    rows = read_rows(json) if json is not None and json.is_file() else []
-    there = {(row["set"], row["shots"], row["draw"]) for row in rows}
+    read = read_rows(json) if json is not None and json.is_file() else []
+    rows = {(row["set"], row["shots"], row["draw"]): row for row in read}
     jobs = [(source, k, seed) for seed in range(draws) for k in SHOTS for source in sources]
-    jobs = [job for job in jobs if (job[0].pool.name, *job[1:]) not in there]
+    jobs = [job for job in jobs if ((job[0].pool.name, *job[1:]) in rows) == bool(again)]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
-        for done in as_completed([processes.submit(measure, *job) for job in jobs]):
-            if (row := done.result()) is not None:
-                rows.append(row)
-                rows.sort(key=lambda row: (order.get(row["set"], len(order)), row["shots"], row["draw"]))
-                write_rows(json, rows)
-                done_words = f"{row['set']}, {row['shots']} shots, draw {row['draw']}"
-                click.echo(f"{len(rows) - len(there)} of {len(jobs)}: {done_words}", err=True)
-    return rows
+        started = [processes.submit(measure, *job, rows.get((job[0].pool.name, *job[1:]), {}), again) for job in jobs]
+        for number, ended in enumerate(as_completed(started), 1):
+            if (row := ended.result()) is not None:
+                rows[row["set"], row["shots"], row["draw"]] = row
+                write_rows(json, _sort_rows(rows.values(), order))
+                click.echo(f"{number} of {len(jobs)}: {row['set']}, {row['shots']} shots, draw {row['draw']}", err=True)
+    return _sort_rows(rows.values(), order)
+
+
+def _sort_rows(rows: Iterable[dict[str, Any]], order: Mapping[str, int]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (order.get(row["set"], len(order)), row["shots"], row["draw"]))
 
 
 def dataset_of(name: str) -> str:
@@ -289,6 +300,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--json", type=Path, help="write the figures here after every row")
+    parser.add_argument("--again", nargs="*", default=[], help="methods to measure again in the rows that it has")
     parser.add_argument("--show", type=Path, help="only print the tables of such a file")
     parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
     chosen = parser.parse_args()
@@ -301,7 +313,7 @@ def main() -> None:
         ]
         if chosen.features:
             sources += [*read_sources(chosen.features), read_named_food(chosen.features)]
-        rows = measure_sources(sources, chosen.draws, chosen.workers, chosen.json)
+        rows = measure_sources(sources, chosen.draws, chosen.workers, chosen.json, chosen.again)
     print_tables(make_tables(rows), SCRIPT, chosen.page)
 
 
