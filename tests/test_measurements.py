@@ -328,7 +328,8 @@ def test_what_more_photos_bring_is_expected_without_bias(load: Load) -> None:
     covered = tasks = 0
     for line in lines:
         cells = line.strip("| ").split(" | ")
-        assert abs(float(cells[6].split(" ± ")[0])) < 1, line
+        bias, error = map(float, cells[6].split(" ± "))
+        assert abs(bias) - error < 1, line
         inside, of = map(int, cells[8].split(" of "))
         covered, tasks = covered + inside, tasks + of
     assert 0.93 <= covered / tasks <= 0.99

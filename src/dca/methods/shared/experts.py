@@ -9,16 +9,16 @@ c, N in all, unit text features t_c:
     t̃_c = x̄ + r (t_c - t̄),   r = mean_c ‖x̄_c - x̄‖ / mean_c ‖t_c - t̄‖      text moved to where images are
     m_c = (k t̃_c + n_c x̄_c) / (k + n_c)                                     text counts as k images
     S   = 1/ν Σ_i (x_i - x̄_{y_i}) (x_i - x̄_{y_i})ᵀ,   ν = N - C,   s̄ = tr(S) / D
-    Σ   = S + g V,   V diagonal,   V_dd = (ν S_dd + κ s̄) / (ν + κ)
+    Σ   = S + g V,   V diagonal,   V_dd = (ν S_dd + n₀ s̄) / (ν + n₀)
     score_c(x) = xᵀ P m_c - ½ m_cᵀ P m_c + ½ T n_c / (k + n_c)²,   P = Σ⁻¹
 
 The last term is a constant for balanced classes. It takes out what the noise of x̄_c adds to m_cᵀ P m_c, which would
 keep rare classes from ever being predicted; T is the mean squared distance of an image to the true mean of its class,
 from the held-out distances d² to x̄_c of images without copies: T = mean of d² / (1 + 1/(n_c - 1)).
 
-V is the variance of each feature, drawn towards the mean of all by κ = 20 images, so that few images cannot make a
-feature look certain: some features of CLIP vary ten times as much as others, and one variance for all hides what the
-quiet ones say. In units of V^½ the ridge is g I.
+V is the variance of each feature, drawn towards the mean of all as if by n₀ = 20 images, so that few images cannot make
+a feature look certain. Features of CLIP vary by very different amounts, and with one variance for all, those that vary
+little would be drowned. In units of V^½ the ridge is g I.
 
 Leaving images out changes the means of their classes and S; ν, V, t̃ and T n_c / (k + n_c)² are held fixed. For one
 image with d = x - x̄_y and n = n_y, S loses n / ((n - 1) ν) d dᵀ, so that P gains a matrix of rank one. Images that are
@@ -73,7 +73,7 @@ from dca.methods.shared.class_features import ClassFeatures
 MAX_VOTERS = 4096
 # Images at a time, where there may be very many.
 BLOCK = 4096
-# κ: images that the mean variance of all features counts as in the variance of each. Chosen on validation images.
+# n₀: images that the mean variance of all features counts as in the variance of each. Chosen on validation images.
 VARIANCE_IMAGES = 20.0
 
 
