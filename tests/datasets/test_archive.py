@@ -12,6 +12,7 @@ from PIL import Image
 
 from conftest import Said
 from dca.core.errors import UserError
+from dca.datasets import archive
 from dca.datasets.archive import unpack_archive
 from dca.datasets.folder import enter_folder, load_folder
 
@@ -97,8 +98,8 @@ def test_a_damaged_zip_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_every_way_to_compress_is_read_and_its_damage_is_said_in_a_line(kind: int, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.zip", "w", kind) as archive:
-        archive.writestr("cat/0.png", bytes(range(256)) * 100)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", kind) as made:
+        made.writestr("cat/0.png", bytes(range(256)) * 100)
     assert [path.name for path in unpack_archive(tmp_path / "x.zip").rglob("*.png")] == ["0.png"]
     data = bytearray((tmp_path / "x.zip").read_bytes())
     start = data.index(b"0.png") + 5
@@ -116,6 +117,16 @@ def test_an_archive_that_the_disk_has_no_room_for_is_refused_before_it_is_unpack
     with pytest.raises(UserError, match=r"(?s)holds \d+ bytes, .* has room for 10 bytes.*DCA_CACHE"):
         unpack_archive(file)
     assert not list((tmp_path / "cache" / "archives").glob("*/"))
+
+
+def test_a_directory_of_very_many_names_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = zipped(make_photos(tmp_path / "photos"), tmp_path / "pets.zip")
+    monkeypatch.setattr(archive, "MOST_DIRECTORY", 300)
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    with pytest.raises(UserError, match="a directory of more than 300 bytes"):
+        unpack_archive(file)
 
 
 def test_folders_around_class_folders_are_entered(tmp_path: Path) -> None:

@@ -126,11 +126,11 @@ def test_a_page_in_place_of_a_larger_file_is_stopped_at_the_known_size(server: S
 
 
 @pytest.mark.parametrize("scheme", ["file", "ftp", "data"])
-def test_only_addresses_of_http_are_opened(scheme: str, server: Server, tmp_path: Path) -> None:
+def test_only_addresses_of_http_are_opened(scheme: str, tmp_path: Path) -> None:
     (tmp_path / "private").write_bytes(CONTENT)
     address = {"file": (tmp_path / "private").as_uri(), "ftp": "ftp://127.0.0.1/x", "data": "data:,x"}[scheme]
     with pytest.raises(UserError, match="unknown url type"):
-        fetch(source(server, url=address), tmp_path / "a.bin")
+        fetch(Source(file="a.bin", url=address), tmp_path / "a.bin")
     assert not (tmp_path / "a.bin").exists()
 
 

@@ -1,18 +1,26 @@
-"""A server that is killed, or has a full disk, at a file event of correct, refit or undo: what was confirmed stays."""
+"""A server that is killed, or has a full disk, at a file event of a change: what was confirmed stays."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from dca.core.files import exclusive_lock
 from dca.datasets.corrections import read_corrections
 from dca.model import checkpoint
+from dca.projects.project import Project
+from dca.serve.projects_service import ProjectsService
+from dca.serve.server import create_app
+from dca.training.session import Session
 from helpers.kills import KILLED, Outcome, run_child
-from serve.serving import client_of, picture, service_of
+from serve.serving import ADDRESS, OPTIONS, client_of, picture, service_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 IMAGES = [picture("PNG", colour=40 * n) for n in range(2)]
@@ -97,3 +105,77 @@ def test_a_full_disk_is_answered_with_507_and_loses_nothing(every: int, closed_f
         assert "Traceback" not in full.output
         require_confirmed(folder, full.output)
         require_start(folder)
+
+
+# Changes of a project with one class, which cannot be fitted: path, body, and numbers of images by class after each.
+CHANGES: list[tuple[str, Any, dict[str, set[int]]]] = [
+    ("photos?class=cat", 0, {"cat": {0}}),
+    ("photos?class=cat", 1, {"cat": {0, 1}}),
+    ("classes", {"label": "dog"}, {"cat": {0, 1}, "dog": set()}),
+    ("classes/rename", {"label": "cat", "to": "fox"}, {"fox": {0, 1}, "dog": set()}),
+    ("photos/delete", 0, {"fox": {1}, "dog": set()}),
+    ("undo", {}, {"fox": {0, 1}, "dog": set()}),
+    ("redo", {}, {"fox": {1}, "dog": set()}),
+    ("classes/merge", {"label": "fox", "to": "dog"}, {"dog": {1}}),
+]
+
+
+def change(workspace: Path, backbone: Path) -> None:
+    """All changes; each that is confirmed is printed."""
+    service = ProjectsService(workspace, Session(device="cpu"), str(backbone), OPTIONS)
+    with TestClient(create_app(service), base_url=ADDRESS, headers={"X-DCA": "1"}) as client:
+        for number, (path, body, _) in enumerate(CHANGES):
+            content: dict[str, Any] = {"json": body}
+            if path.startswith("photos?"):
+                content = {"content": IMAGES[body]}
+            elif path == "photos/delete":
+                rows = client.get("/api/projects/things/photos?class=fox").json()["photos"]
+                own = hashlib.sha256(IMAGES[body]).hexdigest()
+                content = {"json": {"photos": [row["photo"] for row in rows if row["image"] == own]}}
+            answer = client.post(f"/api/projects/things/{path}", **content)
+            sys.stdout.write(f"step {number} {answer.status_code} {answer.json().get('code', '')}\n")
+            if answer.status_code >= 300:
+                return
+
+
+def change_in_child(backbone: Path, place: Path, **options: int) -> tuple[Path, Outcome]:
+    """The same in a child, in a workspace of its own."""
+    shutil.rmtree(place / "work", ignore_errors=True)
+    (place / "work" / "things" / ".dca").mkdir(parents=True)
+    return place / "work" / "things", run_child(
+        lambda: change(place / "work", backbone), place / "work", place / "log", **options
+    )
+
+
+def require_changes(root: Path, output: str) -> None:
+    """The next server finds the state after the last confirmed change, or after the one that was interrupted."""
+    confirmed = [line for line in output.splitlines() if line.startswith("step") and " 20" in line]
+    with exclusive_lock(root):
+        project = Project(root)
+        project.open()
+    numbers = {hashlib.sha256(image).hexdigest(): number for number, image in enumerate(IMAGES)}
+    found = {label: {numbers[photo.sha256] for photo in photos} for label, photos in project.photos.items()}
+    states = [{}, *(state for *_, state in CHANGES)]
+    begun = [{"cat": set()}] if not confirmed else []  # the class of the first photo is made before it
+    assert found in [*states[len(confirmed) : len(confirmed) + 2], *begun], output
+    assert list(root.rglob("*.new")) == [], output
+
+
+@pytest.mark.parametrize("how", ["kill_at", "full_at"])
+@pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_a_change_of_a_project_that_was_confirmed_stays(
+    every: int, how: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    _, whole = change_in_child(tiny_folder, tmp_path)
+    assert whole.code == 0, whole.output
+    assert whole.output.count(" 20") == len(CHANGES), whole.output
+    for number in range(0, len(whole.events), every):
+        root, ended = change_in_child(tiny_folder, tmp_path, **{how: number})
+        # When the index is written depends on time, so that there may be fewer events.
+        whole_anyway = ended.code == 0 and (how == "full_at" or len(ended.events) <= number)
+        assert ended.code == KILLED or whole_anyway, f"{whole.events[number]}\n{ended.output}"
+        assert "Traceback" not in ended.output
+        require_changes(root, ended.output)
+        if how == "full_at":
+            last = [line for line in ended.output.splitlines() if line.startswith("step")][-1:]
+            assert not last or last[0].endswith((" 507 not-stored", "200 ", "201 ")), ended.output

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from dca.core.archives import check_directory
 from dca.core.errors import UserError
 from dca.core.pickles import PLAIN, scan_pickle
 
@@ -135,7 +136,7 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
     """The archive; whatever is wrong with it, in here or in the caller's block, becomes an error for the user."""
     try:
         with path.open("rb") as file:
-            _check_directory(file)
+            check_directory(file, MOST_DIRECTORY)
             with zipfile.ZipFile(file) as archive:
                 yield archive
     except UserError:
@@ -145,16 +146,6 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
             f"{path}: not a readable archive of tensors ({error}). Nothing in it was executed.",
             hint="take the file from its authors again, or its safetensors form",
         ) from error
-
-
-def _check_directory(file: BinaryIO) -> None:
-    """Raise ValueError for a directory of names that would take much memory; a name takes ten times its bytes."""
-    end: Any = zipfile._EndRecData(file)  # type: ignore[attr-defined] # what ZipFile itself reads
-    if end is None:
-        raise ValueError("no directory of files")
-    if end[zipfile._ECD_SIZE] > MOST_DIRECTORY:  # type: ignore[attr-defined]
-        raise ValueError(f"a directory of more than {MOST_DIRECTORY:,} bytes")
-    file.seek(0)
 
 
 def _check_members(members: dict[str, zipfile.ZipInfo], size: int) -> None:

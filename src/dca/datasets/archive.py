@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from dca.core.archives import check_directory
 from dca.core.errors import UserError
 from dca.core.files import atomic_folder, cache_folder, explain_write_errors
 from dca.core.text import format_bytes, pluralize
@@ -21,7 +22,8 @@ from dca.datasets.walk import IMAGE_SUFFIXES, is_hidden
 SUFFIX = ".zip"
 # Lists of images and names of classes that an archive may hold beside images.
 LISTS = frozenset({".csv", ".tsv", ".jsonl", ".txt", ".json"})
-# Limits: files, bytes of a file, and of all files.
+# Limits: bytes of the directory of names; files, bytes of a file, and of all files.
+MOST_DIRECTORY = 2**27
 MOST_FILES, MOST_FILE_BYTES, MOST_BYTES = 1_000_000, 2**30, 2**38
 # Bytes at a time.
 BLOCK = 2**20
@@ -36,12 +38,14 @@ def unpack_archive(path: Path) -> Path:
     folder = cache_folder() / "archives" / _hash_file(path)
     if folder.is_dir():
         return folder
-    with _explain_damage(path), zipfile.ZipFile(path) as archive:
-        members = list_members(archive, path)
-        with atomic_folder(folder, "archive") as unfinished:
-            _require_space(folder.parent, sum(member.file_size for member, _ in members), path)
-            for member, name in members:
-                _unpack_member(archive, member, unfinished / name)
+    with _explain_damage(path), path.open("rb") as file:
+        check_directory(file, MOST_DIRECTORY)
+        with zipfile.ZipFile(file) as archive:
+            members = list_members(archive, path)
+            with atomic_folder(folder, "archive") as unfinished:
+                _require_space(folder.parent, sum(member.file_size for member, _ in members), path)
+                for member, name in members:
+                    _unpack_member(archive, member, unfinished / name)
     return folder
 
 
