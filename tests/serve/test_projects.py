@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
+import os
 import shutil
+import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -14,9 +18,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from dca.core.processes import BACKGROUND_NICENESS
 from dca.model.classifier import Classifier
+from dca.projects.fitting import fit_project
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
+from dca.serve import open_project
 from dca.serve.options import ServeOptions
 from dca.serve.projects_service import ProjectsService
 from dca.serve.server import create_app
@@ -137,6 +144,47 @@ def test_it_opens_where_it_was_left(start: Callable[..., TestClient], project: P
         assert found["fit"]["status"] == "done"
         assert found["undo"] == "creating the class empty"
         assert [row["label"] for row in found["classes"]] == ["cactus", "empty", "fish", "guitar"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one priority for all threads of a process")
+def test_a_fit_leaves_the_cores_to_uploads_and_the_page(
+    start: Callable[..., TestClient], project: Path, monkeypatch: pytest.MonkeyPatch
+):
+    niceness = []
+
+    def fit(*arguments: Any) -> Classifier:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return fit_project(*arguments)
+
+    monkeypatch.setattr(open_project, "fit_project", fit)
+    fitted(start())
+    assert niceness == [min(os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS, 19)]
+
+
+def test_while_photos_keep_coming_fits_wait_for_twice_as_many(
+    start: Callable[..., TestClient], photos: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """36 photos without a pause: fits on the way at 6, 12 and 24 at the earliest, and one of all at the end."""
+    monkeypatch.setattr(open_project, "QUIET_SECONDS", 3.0)
+    monkeypatch.setattr(open_project, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(open_project, "PATIENCE_FITS", 0.0)
+    seen = []
+
+    def fit(root: Path, target: Path, shown: Any, *arguments: Any) -> Classifier:
+        seen.append(sum(map(len, shown.values())))
+        return fit_project(root, target, shown, *arguments)
+
+    monkeypatch.setattr(open_project, "fit_project", fit)
+    client = start()
+    client.post("/api/projects", json={"name": "things"})
+    for n, file in enumerate(sorted((photos / "train").glob("*/*"))):
+        data = file.read_bytes()
+        client.post(f"{BASE}/photos", params={"class": CLASSES[n % 3]}, content=data)
+    fitted(client)
+    count = len(list((photos / "train").glob("*/*")))
+    assert seen[-1] == count
+    assert len(seen) > 1
+    assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(seen[:-1]))
 
 
 def test_changes_made_by_hand_are_followed(start: Callable[..., TestClient], project: Path, photos: Path):

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 import dca
 from dca.core.errors import UserError
 from dca.core.files import InUseError, exclusive_lock
+from dca.core.processes import work_in_background
 from dca.core.text import format_bytes
 from dca.images.decode import open_bytes
 from dca.images.reading import encode_jpeg
@@ -50,9 +52,10 @@ from dca.training.session import Session
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# Seconds without a change before a fit begins; while photos keep coming one begins after this many seconds, or so many
-# times as long as the last fit took.
-QUIET_SECONDS, PATIENCE_SECONDS, PATIENCE_FITS = 0.6, 20.0, 4.0
+# Seconds without a change before a fit begins. While changes keep coming one begins after this many seconds, or so many
+# times as long as the last fit took, and when there are so many times as many photos: fits on the way then take no more
+# time than the one at the end.
+QUIET_SECONDS, PATIENCE_SECONDS, PATIENCE_FITS, GROWTH = 0.6, 20.0, 4.0, 2.0
 # Photos of a folder that are read at a time, and seconds between two looks at the folder.
 READ_AHEAD, RESCAN_SECONDS = 16, 3.0
 # Photos that `find_similar` returns.
@@ -149,12 +152,15 @@ class OpenProject:
         self._versions: Counter[str] = Counter()
         self._edited = 0  # the revision after the last change that a person made
         self._fitted: object = None
+        self._fitted_photos = 0  # how many were read when the last fit began
         self._fit = FitState("waiting", 0.0, None, "")
         self._began: float | None = None
         self._changed_at = self._waiting_since = time.monotonic()
         self._adding: tuple[str, Step] | None = None
         self._lock, self._wake = asyncio.Lock(), asyncio.Event()
         self._fit_lock = asyncio.Lock()
+        # Of its own, so that a fit leaves the cores to uploads and to the page.
+        self._fit_thread = ThreadPoolExecutor(1, thread_name_prefix="dca-fit", initializer=work_in_background)
         self._tasks: list[asyncio.Task[None]] = []
         self._held = ExitStack()
         self.used = time.monotonic()
@@ -187,6 +193,7 @@ class OpenProject:
         async with self._fit_lock, self._lock:
             with suppress(UserError):  # it only saves time
                 await asyncio.to_thread(self.project.save_index)
+        self._fit_thread.shutdown(wait=False)
         self._held.close()
 
     # What others read.
@@ -540,6 +547,8 @@ class OpenProject:
         """Seconds to wait before the next fit may begin."""
         now = time.monotonic()
         quiet = self._changed_at + QUIET_SECONDS - now
+        if len(self._contents) < GROWTH * self._fitted_photos:
+            return quiet
         patience = max(PATIENCE_SECONDS, PATIENCE_FITS * self._fit.seconds)
         return min(quiet, self._waiting_since + patience - now)
 
@@ -560,6 +569,7 @@ class OpenProject:
         """Fit on the photos as they are now."""
         async with self._fit_lock:
             photos, contents, project = self._learnable(), dict(self._contents), self.project
+            self._fitted_photos = len(contents)
             if reason := await asyncio.to_thread(self._find_obstacle, photos):
                 self.current, self.findings, self._fitted = None, ProjectFindings(), None
                 self._fit = FitState("impossible", 0.0, None, reason)
@@ -569,7 +579,8 @@ class OpenProject:
             self.revision += 1
             arguments = (project.root, project.model_folder, photos, contents, self._session, *self._backbone)
             try:
-                model = await asyncio.to_thread(fit_project, *arguments)
+                loop = asyncio.get_running_loop()
+                model = await loop.run_in_executor(self._fit_thread, fit_project, *arguments)
                 seconds = time.monotonic() - self._began
                 self._fit = FitState("done", round(seconds, 2), round(seconds, 2), "")
                 await asyncio.to_thread(self._take_model, model, photos)
