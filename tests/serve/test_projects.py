@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import shutil
 import sys
@@ -13,17 +12,18 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.testclient import TestClient
 
 from dca.core.processes import BACKGROUND_NICENESS
 from dca.model.classifier import Classifier
-from dca.projects.fitting import fit_project
+from dca.projects.fitting import PhotoContent, fit_project
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
 from dca.serve import open_project
+from dca.serve.intake import Intake
 from dca.serve.options import ServeOptions
 from dca.serve.projects_service import ProjectsService
 from dca.serve.server import create_app
@@ -98,6 +98,7 @@ def test_from_nothing_to_a_model(start: Callable[..., TestClient], photos: Path,
             again = client.post(f"{BASE}/photos", params=where, content=file.read_bytes())
             assert again.json()["photo"] is None
     found = fitted(client)
+    assert found["reading"] == 0
     assert {row["label"]: row["images"] for row in found["classes"]} == dict.fromkeys(CLASSES, 4)
     assert all(row["version"] >= 4 for row in found["classes"])  # so that a page looks at them again
     assert found["accuracy"]["images"] == 12
@@ -161,30 +162,40 @@ def test_a_fit_leaves_the_cores_to_uploads_and_the_page(
     assert niceness == [min(os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS, 19)]
 
 
-def test_while_photos_keep_coming_fits_wait_for_twice_as_many(
-    start: Callable[..., TestClient], photos: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """36 photos without a pause: fits on the way at 6, 12 and 24 at the earliest, and one of all at the end."""
-    monkeypatch.setattr(open_project, "QUIET_SECONDS", 3.0)
-    monkeypatch.setattr(open_project, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(open_project, "PATIENCE_FITS", 0.0)
-    seen = []
-
-    def fit(root: Path, target: Path, shown: Any, *arguments: Any) -> Classifier:
-        seen.append(sum(map(len, shown.values())))
-        return fit_project(root, target, shown, *arguments)
-
-    monkeypatch.setattr(open_project, "fit_project", fit)
+def test_many_uploads_are_encoded_together(start: Callable[..., TestClient], photos: Path):
+    """Each is saved when the request ends, and encoded later, in batches larger than the number of connections."""
     client = start()
     client.post("/api/projects", json={"name": "things"})
-    for n, file in enumerate(sorted((photos / "train").glob("*/*"))):
-        data = file.read_bytes()
-        client.post(f"{BASE}/photos", params={"class": CLASSES[n % 3]}, content=data)
+    files = sorted((photos / "train").glob("*/*"))
+    for file in files:
+        where = {"class": file.parent.name, "name": file.name}
+        assert client.post(f"{BASE}/photos", params=where, content=file.read_bytes()).json()["photo"]["name"]
+    assert state(client)["photos"] == len(files)
     fitted(client)
-    count = len(list((photos / "train").glob("*/*")))
-    assert seen[-1] == count
-    assert len(seen) > 1
-    assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(seen[:-1]))
+    counted = dict(line.split() for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
+    assert int(counted["dca_batch_images_sum"]) == len(files)
+    assert int(counted["dca_batch_images_count"]) < len(files)
+
+
+def test_while_photos_keep_coming_a_fit_waits_for_twice_as_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The fit of 10 photos took 2 s, and a change comes every moment since 30 s."""
+    intake, session = cast(Intake, None), cast(Session, None)
+    opened = open_project.OpenProject(tmp_path, intake, session, ("mini", "auto"), OPTIONS)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    content = cast(PhotoContent, None)
+    opened._fitted_photos, opened._fit = 10, replace(opened._fit, seconds=2.0)
+    opened._changed_at, opened._waiting_since = 100.0, 70.0
+    opened._contents = {str(n): content for n in range(19)}
+    assert opened._pause() == pytest.approx(open_project.QUIET_SECONDS)
+    opened._contents["19"] = content
+    assert opened._pause() < 0
+    opened._waiting_since = 93.0
+    assert opened._pause() == pytest.approx(open_project.QUIET_SECONDS)  # not yet: it is less than 8 s
+    opened._changed_at = 50.0
+    assert opened._pause() < 0
+    opened._encoding.add("20")
+    opened._contents.clear()
+    assert opened._pause() == pytest.approx(open_project.QUIET_SECONDS)  # what is being encoded is a change to come
 
 
 def test_changes_made_by_hand_are_followed(start: Callable[..., TestClient], project: Path, photos: Path):
