@@ -228,7 +228,10 @@ class States:
         page.locator("#project-name").fill("many")
         page.locator("#new-project button").click()
         page.locator("#teach").wait_for()
-        page.set_input_files("#folder-input", str(self._images / "train"))
+        page.locator("#status.on").wait_for(state="hidden")
+        with page.expect_file_chooser() as chooser:
+            page.locator("#add-folder").click()
+        chooser.value.set_files(str(self._images / "train"))
         page.locator(".class-card img").first.wait_for()
         page.locator("#progress").wait_for()
         self._save_view(page, "adding", "header")
@@ -251,9 +254,10 @@ class States:
     def _hide_folder(self, route: Any) -> None:
         """Show another name of the workspace, whose own one is that of a temporary folder."""
         response = route.fetch()
-        if "json" not in response.headers.get("content-type", ""):
-            return route.fulfill(response=response)
-        route.fulfill(response=response, body=response.text().replace(str(self._images.parent), SHOWN_FOLDER))
+        if "json" in response.headers.get("content-type", ""):
+            route.fulfill(response=response, body=response.text().replace(str(self._images.parent), SHOWN_FOLDER))
+        else:
+            route.fulfill(response=response)
 
     def _test(self, label: str, number: int = 0) -> Path:
         return sorted((self._images / "test" / label).iterdir())[number]
