@@ -253,7 +253,12 @@ class States:
 
     def _hide_folder(self, route: Any) -> None:
         """Show another name of the workspace, whose own one is that of a temporary folder."""
-        response = route.fetch()
+        from playwright.sync_api import Error
+
+        try:
+            response = route.fetch()
+        except Error:  # the page was closed meanwhile
+            return
         if "json" in response.headers.get("content-type", ""):
             route.fulfill(response=response, body=response.text().replace(str(self._images.parent), SHOWN_FOLDER))
         else:
