@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.nn import functional as F
 
+from dca.methods.shared.experts import TextGaussian
+from dca.methods.shared.product_of_experts import Experts, FixedHyperparameters, held_out_logits, select_hyperparameters
 from dca.model.copies import SharedImages
 from dca.model.findings import (
     ClassRecall,
@@ -41,6 +45,27 @@ def test_labels_much_less_probable_than_another_are_doubtful_the_worst_first() -
     ]
     assert found[0].probability == pytest.approx(0.8)
     assert len(doubtful_labels(images, LABELS, odds=1.2)) == 3
+
+
+@pytest.mark.parametrize(("classes", "noise", "most"), [(150, 0.45, 0.02), (10, 0.45, 0.0)])
+def test_few_labels_are_doubtful_where_none_is_wrong(classes: int, noise: float, most: float) -> None:
+    """Six images of each class, some of which are not recognised: hardly one is worth a look."""
+    rng = torch.Generator().manual_seed(5)
+    centers = F.normalize(torch.randn(classes, 48, dtype=torch.float64, generator=rng), dim=-1)
+    y = torch.arange(classes).repeat_interleave(6)
+    x = F.normalize(centers[y] + noise / 2 * torch.randn(len(y), 48, dtype=torch.float64, generator=rng), dim=-1)
+    gaussian = TextGaussian.from_features(x, y, F.normalize(torch.randn(centers.shape, generator=rng), dim=-1))
+    experts = Experts(gaussian, 10.0, None, FixedHyperparameters())
+    held = held_out_logits(experts, select_hyperparameters(experts)).softmax(dim=-1)
+    best, predicted = held.max(dim=-1)
+    images = [row(int(y[i]), int(predicted[i]), float(best[i]), float(held[i, y[i]])) for i in range(len(y))]
+    names = [str(c) for c in range(classes)]
+    mistakes = int((predicted != y).sum())
+    usual = len(doubtful_labels(images, names))
+    assert mistakes > 1
+    assert usual <= most * len(y)
+    if classes > 100:  # of many classes, one is ten times as probable by chance
+        assert len(doubtful_labels(images, names, odds=10.0)) > 3 * usual
 
 
 def test_pairs_that_are_confused_more_than_once_are_named_in_both_directions() -> None:

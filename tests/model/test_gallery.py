@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dca import Classifier, UserError
+from dca import CLIP, Classifier, UserError
 from dca.datasets.dataset import Dataset
 from dca.images.reading import encode_jpeg
 from dca.model.gallery import GALLERY, Gallery
@@ -94,3 +95,16 @@ def test_a_damaged_gallery_is_named(model: Classifier, tmp_path: Path, damage: C
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=r"gallery\.safetensors: not a readable gallery"):
         Gallery.load(tmp_path / "model")
+
+
+def test_saving_names_the_training_image_that_is_gone_and_the_way_out(photos: Path, clip: CLIP, tmp_path: Path) -> None:
+    own = tmp_path / "photos"
+    shutil.copytree(photos / "train", own)
+    model = Classifier(backbone=clip, device="cpu").fit(own)
+    gone = min((own / "fish").iterdir())
+    gone.unlink()
+    with pytest.raises(UserError, match=f"training images.*{gone.name}") as caught:
+        model.save_pretrained(tmp_path / "m.dca")
+    assert "gallery=False" in str(caught.value.hint)
+    model.save_pretrained(tmp_path / "m.dca", gallery=False)
+    assert Classifier.from_pretrained(tmp_path / "m.dca", backbone=clip).gallery() is None

@@ -381,6 +381,10 @@ def test_on_a_phone_everything_can_be_touched(
         shutil.copytree(photos / "train" / label, root / label)
     page = open_page(app.address, PHONE, color_scheme=scheme, has_touch=True)
     learned(page, 8)
+    gone = Path(shutil.copy(next((photos / "test" / "fish").iterdir()), tmp_path / "gone.png"))
+    page.set_input_files("#file", str(gone))
+    sync_api.expect(page.locator(".answer")).to_have_count(2)
+    gone.unlink()  # what was looked at is not there any more: the page goes on
     page.set_input_files("#file", [str(p) for p in sorted((photos / "train" / "cactus").iterdir())])
     sync_api.expect(page.locator("#tray .remove")).to_have_count(4)
     small = page.locator("button:visible, summary:visible, nav a:visible, input:visible").evaluate_all(

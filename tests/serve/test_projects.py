@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.testclient import TestClient
 
+from dca.core.processes import BACKGROUND_NICENESS
 from dca.model.classifier import Classifier
+from dca.projects.fitting import PhotoContent, fit_project
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
+from dca.serve import open_project
+from dca.serve.intake import Intake
 from dca.serve.options import ServeOptions
 from dca.serve.projects_service import ProjectsService
 from dca.serve.server import create_app
@@ -91,6 +98,7 @@ def test_from_nothing_to_a_model(start: Callable[..., TestClient], photos: Path,
             again = client.post(f"{BASE}/photos", params=where, content=file.read_bytes())
             assert again.json()["photo"] is None
     found = fitted(client)
+    assert found["reading"] == 0
     assert {row["label"]: row["images"] for row in found["classes"]} == dict.fromkeys(CLASSES, 4)
     assert all(row["version"] >= 4 for row in found["classes"])  # so that a page looks at them again
     assert found["accuracy"]["images"] == 12
@@ -137,6 +145,66 @@ def test_it_opens_where_it_was_left(start: Callable[..., TestClient], project: P
         assert found["fit"]["status"] == "done"
         assert found["undo"] == "creating the class empty"
         assert [row["label"] for row in found["classes"]] == ["cactus", "empty", "fish", "guitar"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one priority for all threads of a process")
+def test_a_fit_leaves_the_cores_to_uploads_and_the_page(
+    start: Callable[..., TestClient], project: Path, monkeypatch: pytest.MonkeyPatch
+):
+    niceness = []
+
+    def fit(*arguments: Any) -> Classifier:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return fit_project(*arguments)
+
+    monkeypatch.setattr(open_project, "fit_project", fit)
+    fitted(start())
+    assert niceness == [min(os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS, 19)]
+
+
+def test_many_uploads_are_encoded_together(
+    start: Callable[..., TestClient], photos: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One connection: each is saved when its request ends, and encoded later, with those that came meanwhile."""
+    encode = Intake._process
+
+    def encode_slowly(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return encode(*arguments)
+
+    monkeypatch.setattr(Intake, "_process", encode_slowly)
+    client = start()
+    client.post("/api/projects", json={"name": "things"})
+    files = sorted((photos / "train").glob("*/*"))
+    for file in files:
+        where = {"class": file.parent.name, "name": file.name}
+        assert client.post(f"{BASE}/photos", params=where, content=file.read_bytes()).json()["photo"]["name"]
+    assert state(client)["photos"] == len(files)
+    fitted(client)
+    counted = dict(line.split() for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
+    assert int(counted["dca_batch_images_sum"]) == len(files)
+    assert int(counted["dca_batch_images_count"]) < len(files) / 2
+
+
+def test_while_photos_keep_coming_a_fit_waits_for_twice_as_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The fit of 10 photos took 2 s, and a change comes every moment since 30 s."""
+    intake, session = cast(Intake, None), cast(Session, None)
+    opened = open_project.OpenProject(tmp_path, intake, session, ("mini", "auto"), OPTIONS)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    content = cast(PhotoContent, None)
+    opened._fitted_photos, opened._fit = 10, replace(opened._fit, seconds=2.0)
+    opened._changed_at, opened._waiting_since = 100.0, 70.0
+    opened._contents = {str(n): content for n in range(19)}
+    assert opened._pause() == pytest.approx(open_project.QUIET_SECONDS)
+    opened._contents["19"] = content
+    assert opened._pause() < 0
+    opened._waiting_since = 93.0
+    assert opened._pause() == pytest.approx(open_project.QUIET_SECONDS)  # not yet: it is less than 8 s
+    opened._changed_at = 50.0
+    assert opened._pause() < 0
+    opened._encoding.add("20")
+    opened._contents.clear()
+    assert opened._pause() == pytest.approx(open_project.QUIET_SECONDS)  # what is being encoded is a change to come
 
 
 def test_changes_made_by_hand_are_followed(start: Callable[..., TestClient], project: Path, photos: Path):

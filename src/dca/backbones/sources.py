@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
@@ -357,3 +357,21 @@ def _read_locations() -> dict[str, Any]:
         return read_json(cache_folder() / LOCATIONS_FILE)
     except (UserError, OSError, RuntimeError):
         return {}
+
+
+@contextmanager
+def explain_damaged_configuration(folder: Path) -> Iterator[None]:
+    """Turn what reading a damaged configuration raises into a UserError."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise UserError(
+            f"{folder}: the configuration is damaged ({type(error).__name__}: {error})",
+            hint="take the checkpoint's own files again",
+        ) from error
+
+
+def require_image_size(folder: Path, given: int, taken: int) -> None:
+    """Raise a UserError unless preprocessing gives images of the size that the image tower takes, in pixels."""
+    if given != taken:
+        raise UserError(f"{folder}: preprocessing gives {given} px, the image tower takes {taken} px")

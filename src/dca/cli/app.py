@@ -10,12 +10,12 @@ import click
 
 from dca.cli.common import device_flags, print_lines
 from dca.cli.serve import (
-    Millions,
     connection_options,
     limit_options,
     make_options,
     open_flag,
     print_access,
+    quota_options,
     start_logging,
 )
 from dca.core.errors import UserError
@@ -34,23 +34,8 @@ WORKSPACE = "dca-projects"
 )
 @connection_options
 @limit_options
-@click.option(
-    "--max-photos",
-    "project_photos",
-    type=click.IntRange(min=1),
-    default=20_000,
-    show_default=True,
-    metavar="N",
-    help="Most photos of a project.",
-)
-@click.option(
-    "--max-photos-mb",
-    "project_bytes",
-    type=Millions(min=0.001),
-    default=20_000,
-    show_default=True,
-    metavar="N",
-    help="Most megabytes of them.",
+@quota_options(
+    "photos", ("project_photos", "project_bytes"), "photos of a project", most=20_000, megabytes=20_000, least=1
 )
 @open_flag
 @device_flags

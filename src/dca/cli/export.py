@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
-    "--onnx", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write."
+    "-o", "--onnx", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write."
 )
 @click.option("--int8", is_flag=True, help="Store the backbone's weights in 8 bits, and measure the cost in accuracy.")
 @click.option("--web", is_flag=True, help="Add a page that classifies images in the browser. Needs npm once.")

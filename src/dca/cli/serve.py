@@ -39,6 +39,24 @@ def limit_options(function: F) -> F:
     return function
 
 
+def quota_options(
+    flag: str, fields: tuple[str, str], what: str, *, most: int, megabytes: float, least: float
+) -> Callable[[F], F]:
+    """Options --max-FLAG and --max-FLAG-mb for how many files a server keeps, and how many megabytes of them.
+
+    fields: of `ServeOptions`. what: the files in words. most, megabytes: the defaults. least: the least of both.
+    """
+    shown: dict[str, Any] = {"show_default": True, "metavar": "N"}
+    count = click.option(
+        f"--max-{flag}", fields[0], type=click.IntRange(min=round(least)), default=most, help=f"Most {what}.", **shown
+    )
+    size = click.option(
+        f"--max-{flag}-mb", fields[1], type=Millions(min=least / 1000), default=megabytes,
+        help=f"Most megabytes of {what}.", **shown,
+    )  # fmt: skip
+    return lambda function: count(size(function))
+
+
 _CONNECTION_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all."),
     click.option(
@@ -107,23 +125,8 @@ open_flag = click.option(
     "--tray", type=click.Path(path_type=Path), default=None, help="Folder of unlabelled images to label on the page."
 )
 @limit_options
-@click.option(
-    "--max-corrections",
-    "corrections",
-    type=click.IntRange(min=0),
-    default=5000,
-    show_default=True,
-    metavar="N",
-    help="Most corrected images to keep.",
-)
-@click.option(
-    "--max-corrections-mb",
-    "correction_bytes",
-    type=Millions(min=0),
-    default=2000,
-    show_default=True,
-    metavar="N",
-    help="Most megabytes of corrected images.",
+@quota_options(
+    "corrections", ("corrections", "correction_bytes"), "corrected images", most=5000, megabytes=2000, least=0
 )
 @open_flag
 @backbone_of_model

@@ -836,10 +836,18 @@ class Classifier:
             The address of the commit on the hub; None if nothing was sent.
 
         Raises:
-            UserError: If the classifier is not fitted, the folder cannot be written, or the hub does not take it.
+            UserError: If the classifier is not fitted, a training image cannot be read any more, the folder cannot be
+                written, or the hub does not take it.
         """
         method, folder = self._require_fitted(), Path(save_directory)
-        checkpoint.save_model(folder, method, self._to_record(), self.gallery() if gallery else None)
+        try:
+            thumbnails = self.gallery() if gallery else None
+        except UserError as error:
+            raise UserError(
+                f"thumbnails of the training images go with the model, and {error.problem.rstrip('.')}",
+                hint=f'put the image back, or leave thumbnails out: save_pretrained("{folder}", gallery=False)',
+            ) from error
+        checkpoint.save_model(folder, method, self._to_record(), thumbnails)
         return self.push_to_hub(repo_id or folder.name, **push_to_hub_kwargs) if push_to_hub else None
 
     def push_to_hub(

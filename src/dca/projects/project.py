@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import unicodedata
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -299,9 +300,11 @@ class Project:
         stat = (self.root / path).stat()
         self._stats[path] = (stat.st_size, stat.st_mtime_ns)
         photo = Photo(path, label, sha256, len(data))
-        own = tuple(sorted((*self.photos.get(label, ()), photo), key=lambda one: Path(one.path)))
+        own = list(self.photos.get(label, ()))
+        insort(own, photo, key=lambda one: Path(one.path))
         # Another mapping: who has the earlier one sees what has changed.
-        self.photos = dict(sorted({**self.photos, label: own}.items(), key=lambda item: self._folders[item[0]]))
+        changed = {**self.photos, label: tuple(own)}
+        self.photos = dict(sorted(changed.items(), key=lambda item: self._folders[item[0]]))
         return photo
 
     def undo(self) -> str | None:

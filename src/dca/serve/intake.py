@@ -94,7 +94,12 @@ class Intake:
         Raises:
             RequestError: If it cannot be decoded.
         """
-        decoded = await self._decoders.decode(data)
+        return await self.encode_decoded(await self._decoders.decode(data), predictor)
+
+    async def encode_decoded(
+        self, decoded: DecodedImage, predictor: Predictor | None = None
+    ) -> tuple[EncodedImage, ServedPrediction]:
+        """As `encode`, of an image that is decoded."""
         features, prediction = await self._batcher.submit(_Arrival(decoded.pixels, predictor))
         image = EncodedImage(decoded.width, decoded.height, decoded.suffix, decoded.thumbnail, features)
         return image, prediction

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 import dca
 from dca.core.errors import UserError
 from dca.core.files import InUseError, exclusive_lock
+from dca.core.processes import work_in_background
 from dca.core.text import format_bytes
 from dca.images.decode import open_bytes
 from dca.images.reading import encode_jpeg
@@ -40,6 +42,7 @@ from dca.projects.fitting import (
 )
 from dca.projects.project import Photo, Project, ProjectError
 from dca.projects.steps import Step
+from dca.serve.decoder import DecodedImage
 from dca.serve.encoder import ImageFeatures
 from dca.serve.errors import RequestError
 from dca.serve.intake import EncodedImage, Intake
@@ -50,9 +53,10 @@ from dca.training.session import Session
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# Seconds without a change before a fit begins; while photos keep coming one begins after this many seconds, or so many
-# times as long as the last fit took.
-QUIET_SECONDS, PATIENCE_SECONDS, PATIENCE_FITS = 0.6, 20.0, 4.0
+# Seconds without a change before a fit begins. While changes keep coming one begins after this many seconds, or so many
+# times as long as the last fit took, and when there are so many times as many photos: fits on the way then take no more
+# time than the one at the end.
+QUIET_SECONDS, PATIENCE_SECONDS, PATIENCE_FITS, GROWTH = 0.6, 8.0, 4.0, 2.0
 # Photos of a folder that are read at a time, and seconds between two looks at the folder.
 READ_AHEAD, RESCAN_SECONDS = 16, 3.0
 # Photos that `find_similar` returns.
@@ -148,13 +152,19 @@ class OpenProject:
         self._unreadable: dict[str, str] = {}  # hash -> why
         self._versions: Counter[str] = Counter()
         self._edited = 0  # the revision after the last change that a person made
-        self._fitted: object = None
+        self._fitted: frozenset[tuple[str, str, str]] | None = None
+        self._fitted_photos = 0  # how many were read when the last fit began
         self._fit = FitState("waiting", 0.0, None, "")
         self._began: float | None = None
         self._changed_at = self._waiting_since = time.monotonic()
         self._adding: tuple[str, Step] | None = None
         self._lock, self._wake = asyncio.Lock(), asyncio.Event()
         self._fit_lock = asyncio.Lock()
+        self._encoding = set[str]()  # hashes of photos that are being encoded in the background
+        self._encoding_slots = asyncio.Semaphore(options.uploads)
+        self._encodings = set[asyncio.Task[None]]()
+        # Of its own, so that a fit leaves the cores to uploads and to the page.
+        self._fit_thread = ThreadPoolExecutor(1, thread_name_prefix="dca-fit", initializer=work_in_background)
         self._tasks: list[asyncio.Task[None]] = []
         self._held = ExitStack()
         self.used = time.monotonic()
@@ -181,12 +191,14 @@ class OpenProject:
 
     async def close(self) -> None:
         """Stop following the folder; a fit that is under way is waited for."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._encodings]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         async with self._fit_lock, self._lock:
             with suppress(UserError):  # it only saves time
                 await asyncio.to_thread(self.project.save_index)
+        self._fit_thread.shutdown(wait=False)
         self._held.close()
 
     # What others read.
@@ -282,7 +294,10 @@ class OpenProject:
 
     @property
     def _is_fitted(self) -> bool:
-        return self._fitted is not None and self._fitted == _fit_key(self._learnable())
+        if self._fitted is None:
+            return False
+        photos = self._learnable()
+        return len(self._fitted) == sum(map(len, photos.values())) and self._fitted == _fit_key(photos)
 
     def _learnable(self) -> dict[str, tuple[Photo, ...]]:
         return learnable_photos(self.project.photos, self._contents)
@@ -356,9 +371,12 @@ class OpenProject:
             self._edited = self.revision
 
     async def add(
-        self, image: EncodedImage | LoadedImage, sha256: str, data: bytes, label: str, drop: str, name: str
+        self, image: DecodedImage | LoadedImage, sha256: str, data: bytes, label: str, drop: str, name: str
     ) -> Photo | None:
         """Keep an image as a photo of a class; None if the class has it already.
+
+        It is on disk when this returns, and encoded in the background, together with others: so batches are larger than
+        the few uploads that browsers make at a time.
 
         Args:
             image: What is known of it.
@@ -372,13 +390,42 @@ class OpenProject:
             RequestError: If the project is full.
             UserError: If it cannot be written.
         """
+        if isinstance(image, LoadedImage):
+            await asyncio.to_thread(self._remember, sha256, image)
+        else:
+            await self._encode_later(image, sha256, label)
         async with self._lock:
             self._check_quota(len(data))
             if self._adding is None or not drop or self._adding[0] != drop:
                 self._adding = drop, await asyncio.to_thread(self.project.begin_adding)
             step = self._adding[1]
-            await asyncio.to_thread(self._remember, sha256, image)
             return await self._act(lambda project: project.add_photo(step, label, data, sha256, image.suffix, name))
+
+    async def _encode_later(self, image: DecodedImage, sha256: str, label: str) -> None:
+        """Encode an image in the background; waits while too many others are waiting for it."""
+        if sha256 in self._contents or sha256 in self._encoding:
+            return
+        self._encoding.add(sha256)
+        try:
+            await self._encoding_slots.acquire()
+        except asyncio.CancelledError:
+            self._encoding.discard(sha256)
+            raise
+        task = asyncio.create_task(self._encode(image, sha256, label))
+        self._encodings.add(task)
+        task.add_done_callback(self._encodings.discard)
+
+    async def _encode(self, image: DecodedImage, sha256: str, label: str) -> None:
+        try:
+            encoded, _ = await self._intake.encode_decoded(image)
+            await asyncio.to_thread(self._remember, sha256, encoded)
+        except Exception:  # the next look at the folder finds the photo, and reads it again
+            log.exception("a photo could not be encoded")
+        finally:
+            self._encoding.discard(sha256)
+            self._encoding_slots.release()
+        self._versions[label] += 1
+        self._note_change()
 
     def _check_quota(self, size: int) -> None:
         """Raise unless there is room for one more photo."""
@@ -439,12 +486,12 @@ class OpenProject:
         self._note_change()
 
     def _note_change(self) -> None:
-        now = time.monotonic()
-        if self._is_fitted or self._fit.status in ("done", "impossible"):
+        now, fitted = time.monotonic(), self._is_fitted
+        if fitted or self._fit.status in ("done", "impossible"):
             self._waiting_since = now
         self.revision += 1
         self._changed_at = now
-        if self._fit.status in ("done", "impossible") and not self._is_fitted:
+        if self._fit.status in ("done", "impossible") and not fitted:
             self._fit = dataclasses.replace(self._fit, status="waiting", reason="")
         self._wake.set()
 
@@ -496,7 +543,7 @@ class OpenProject:
                 for photo in self.project.list_photos()
                 if photo.sha256 not in self._contents and photo.sha256 not in self._unreadable
             }
-            todo = {sha256: photo for sha256, photo in todo.items() if sha256 not in tried}
+            todo = {sha256: photo for sha256, photo in todo.items() if sha256 not in tried | self._encoding}
             batch = list(todo.values())[:READ_AHEAD]
             if not batch:
                 return
@@ -539,7 +586,9 @@ class OpenProject:
     def _pause(self) -> float:
         """Seconds to wait before the next fit may begin."""
         now = time.monotonic()
-        quiet = self._changed_at + QUIET_SECONDS - now
+        quiet = QUIET_SECONDS if self._encoding else self._changed_at + QUIET_SECONDS - now
+        if len(self._contents) < GROWTH * self._fitted_photos:
+            return quiet
         patience = max(PATIENCE_SECONDS, PATIENCE_FITS * self._fit.seconds)
         return min(quiet, self._waiting_since + patience - now)
 
@@ -560,6 +609,7 @@ class OpenProject:
         """Fit on the photos as they are now."""
         async with self._fit_lock:
             photos, contents, project = self._learnable(), dict(self._contents), self.project
+            self._fitted_photos = len(contents)
             if reason := await asyncio.to_thread(self._find_obstacle, photos):
                 self.current, self.findings, self._fitted = None, ProjectFindings(), None
                 self._fit = FitState("impossible", 0.0, None, reason)
@@ -569,7 +619,8 @@ class OpenProject:
             self.revision += 1
             arguments = (project.root, project.model_folder, photos, contents, self._session, *self._backbone)
             try:
-                model = await asyncio.to_thread(fit_project, *arguments)
+                loop = asyncio.get_running_loop()
+                model = await loop.run_in_executor(self._fit_thread, fit_project, *arguments)
                 seconds = time.monotonic() - self._began
                 self._fit = FitState("done", round(seconds, 2), round(seconds, 2), "")
                 await asyncio.to_thread(self._take_model, model, photos)

@@ -92,7 +92,7 @@ class ProjectApi:
         label = project.resolve_label(query.get("class", ""))
         async with self._bodies.read_image(request) as data, service.uploads:
             sha256 = hashlib.sha256(data).hexdigest()
-            image = service.images.get(sha256) or (await service.intake.encode(data))[0]
+            image = service.images.get(sha256) or await service.intake.decode(data)
             drop, name = query.get("drop", "")[:64], query.get("name", "")[:255]
             photo = await project.add(image, sha256, data, label, drop, name)
         found = None if photo is None else _describe_photo(service, photo)

@@ -28,7 +28,8 @@ class Experiment(FitSpec):
 
     Args:
         data, method, shots, seed, precision: As for `dca.runs.spec.FitSpec`.
-        backbone: A short name, a hub id or a path; `mini` unless given.
+        backbone: A short name, a hub id or a path; `mini` unless given, and not `auto` as elsewhere: methods that
+            train run on one encoder, so that all methods of a study are compared on the same one.
         hold_out, corrections, estimate, calibrate: As for `dca.runs.spec.FitSpec`.
         other: None; experiments have no other images.
         options: Options of the method by name, `key=value` texts, or an `Options` object.

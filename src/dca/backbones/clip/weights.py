@@ -32,12 +32,14 @@ from dca.backbones.preprocess import (
 )
 from dca.backbones.sources import (
     CheckpointFiles,
+    explain_damaged_configuration,
     find_checkpoint,
     find_repository,
     hub_id,
     join_prefix,
     mini_folder,
     record_location,
+    require_image_size,
 )
 from dca.backbones.state_dict import TensorSource, read_state_dict, rename_tensors
 from dca.core.errors import UserError
@@ -136,7 +138,7 @@ def _load_weights(
 ) -> CLIP:
     """Put configuration, tokenizer, preprocessing and checked weights together."""
     state = read_state_dict(weights)
-    try:
+    with explain_damaged_configuration(folder):
         if architecture is not None:
             quick_gelu = _settle_activation(architecture, state, weights)
             sizes = ARCHITECTURES[architecture.removesuffix(QUICK)].to_open_clip(quick_gelu=quick_gelu)
@@ -144,15 +146,7 @@ def _load_weights(
             preprocess = Preprocess.of_openai(config.vision.image_size)
         else:
             config, preprocess = _read_config(folder, state, prefer_open_clip, repository)
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise UserError(
-            f"{folder}: the configuration is damaged ({type(error).__name__}: {error})",
-            hint="take the checkpoint's own files again",
-        ) from error
-    if preprocess.size != config.vision.image_size:
-        raise UserError(
-            f"{folder}: preprocessing gives {preprocess.size} px, the image tower takes {config.vision.image_size} px"
-        )
+    require_image_size(folder, preprocess.size, config.vision.image_size)
     tokenizer = _load_tokenizer(folder, config.text)
     if (tokenizer.sot_id, tokenizer.eot_id) != (config.text.sot_id, config.text.eot_id):
         raise UserError(

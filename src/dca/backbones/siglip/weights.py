@@ -14,7 +14,12 @@ from dca.backbones.preprocess import OPEN_CLIP_CONFIG, Preprocess, read_image_pr
 from dca.backbones.siglip.config import TIMM_NAME, SigLIPConfig
 from dca.backbones.siglip.model import SigLIP
 from dca.backbones.siglip.tokenizer import SigLIPTokenizer, load_siglip_tokenizer
-from dca.backbones.sources import find_checkpoint, record_location
+from dca.backbones.sources import (
+    explain_damaged_configuration,
+    find_checkpoint,
+    record_location,
+    require_image_size,
+)
 from dca.backbones.state_dict import TensorSource, read_state_dict, rename_tensors
 from dca.core.errors import UserError
 from dca.core.files import read_json
@@ -54,17 +59,9 @@ def _load(folder: Path, weights: Path | None) -> SigLIP:
     if weights is None:
         raise UserError(f"backbone {folder} holds none of {', '.join(FILES.weights)}", hint=f"wanted: {SUMMARY}")
     state = read_state_dict(weights)
-    try:
+    with explain_damaged_configuration(folder):
         config, preprocess, tokenizer = _read_parts(folder, state)
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise UserError(
-            f"{folder}: the configuration is damaged ({type(error).__name__}: {error})",
-            hint="take the checkpoint's own files again",
-        ) from error
-    if preprocess.size != config.vision.image_size:
-        raise UserError(
-            f"{folder}: preprocessing gives {preprocess.size} px, the image tower takes {config.vision.image_size} px"
-        )
+    require_image_size(folder, preprocess.size, config.vision.image_size)
     if tokenizer.largest_id >= config.text.vocab_size:
         raise UserError(
             f"{folder}: the tokenizer gives ids up to {tokenizer.largest_id}, the text tower has "

@@ -377,23 +377,16 @@ class WhitenedGaussian:
         both = torch.cat([self.text, means, x])
         products = both @ U.T
         change = torch.linalg.solve(inner, products.T).T  # P gains Uᵀ inner⁻¹ U
-        t, m, _ = torch.split(both, [C, C, len(x)])
-        tu, mu, xu = torch.split(products, [C, C, len(x)])
+        (t, m, _), (tu, mu, xu) = torch.split(both, [C, C, len(x)]), torch.split(products, [C, C, len(x)])
         t_change, m_change, x_change = torch.split(change, [C, C, len(x)])
-
-        def repeat(row: Tensor) -> Tensor:
-            return row.expand(len(x), C)
-
+        tt = t.square().sum(dim=-1) + (tu * t_change).sum(dim=-1)
+        tm = (t * m).sum(dim=-1) + (tu * m_change).sum(dim=-1)
+        mm = m.square().sum(dim=-1) + (mu * m_change).sum(dim=-1)
         return _JointProducts(
-            xt=x @ t.T + xu @ t_change.T,
-            xm=x @ m.T + xu @ m_change.T,
-            tt=repeat(t.square().sum(dim=-1) + (tu * t_change).sum(dim=-1)),
-            tm=repeat((t * m).sum(dim=-1) + (tu * m_change).sum(dim=-1)),
-            mm=repeat(m.square().sum(dim=-1) + (mu * m_change).sum(dim=-1)),
-            remaining=repeat(counts),
-            xx=x.square().sum(dim=-1) + (xu * x_change).sum(dim=-1),
-            at=at,
-        )
+            xt=x @ t.T + xu @ t_change.T, xm=x @ m.T + xu @ m_change.T,
+            tt=tt.expand(len(x), C), tm=tm.expand(len(x), C), mm=mm.expand(len(x), C),
+            remaining=counts.expand(len(x), C), xx=x.square().sum(dim=-1) + (xu * x_change).sum(dim=-1), at=at,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ function showQuality() {
   if (reading) words.push(`Reading ${pluralize(reading, "photo")} …`);
   if (fit.status === "fitting") words.push(`Learning … ${Math.round(fit.seconds)} s${fit.expected ? ` of about ${Math.max(1, Math.round(fit.expected))} s` : ""}`);
   else if (fit.status === "impossible") words.push(sayWhatIsMissing(fit.reason, photos, classes));
+  else if (classes.filter((one) => one.images).length < 2) words.push(sayWhatIsMissing("", photos, classes));
   else if (!fitted) words.push("The model will learn the latest changes in a moment.");
   else words.push(`The model knows all ${pluralize(photos, "photo")} (learned in ${fit.seconds.toFixed(1)} s).`);
   $("fit-words").textContent = words.join(" ");
@@ -55,7 +56,7 @@ function showAdvice() {
   for (const label of findings.unmeasured) rows.push(`${label} has one photo, or copies of one: it is not in the expected accuracy. Add a second, different one.`);
   if (findings.more) {
     const gain = Math.round(100 * findings.more.gain);
-    if (gain > 0) rows.push(`${findings.more.shots} photos per class would bring about +${gain} points.`);
+    if (gain > 0) rows.push(`${findings.more.shots} photos per class would bring about +${pluralize(gain, "point")}.`);
   }
   rows.push(...findings.notes);
   $("advice").replaceChildren(...rows.map((text) => element("li", { text })));

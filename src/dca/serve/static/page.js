@@ -231,6 +231,7 @@ async function start(given) {
   try {
     const workspace = await get("/api/workspace");
     $("token-form").hidden = true;
+    document.body.classList.remove("locked");
     if (workspace.projects) await openWorkspace(workspace);
     else await refresh(true);
   } catch (error) {
@@ -238,7 +239,7 @@ async function start(given) {
   }
 }
 
-whenTokenNeeded(() => { $("token-form").hidden = false; });
+whenTokenNeeded(() => { $("token-form").hidden = false; document.body.classList.add("locked"); });
 whenStateChanges(showState);
 listen();
 start(readTokenFromAddress()).then(poll);

@@ -78,7 +78,7 @@ export function showTray() {
   $("tray").replaceChildren(...tray.map((row, n) => {
     const best = row.top[0];
     const said = !best ? "no answer yet" : row.none_of_these ? "none of these?" : `${best.label}?`;
-    const sure = best ? percent(best.probability) : "";
+    const sure = best && !row.none_of_these ? percent(best.probability) : "";
     const chosen = current && current.image === row.image;
     return element(
       "li", {},
@@ -255,7 +255,7 @@ export async function refresh(force = false) {
   if (current && !isLive()) {
     const row = view.tray.find((one) => one.image === current.image);
     if (row) current.answer = row;
-    else if (current.blob) current.answer = await post("predict", current.blob);
+    else if (current.blob) current.answer = await post("predict", current.blob).catch(() => current.answer); // its file may be gone
     showAnswers();
   }
   showTray();
