@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import shutil
@@ -333,6 +334,21 @@ def test_what_more_photos_bring_is_expected_without_bias(load: Load) -> None:
         inside, of = map(int, cells[8].split(" of "))
         covered, tasks = covered + inside, tasks + of
     assert 0.93 <= covered / tasks <= 0.99
+
+
+def test_variances_are_measured_on_the_same_tasks(load: Load) -> None:
+    variances, study = load("variances"), load("estimate_coverage")
+    pool, text = make_pool(load)
+    wide = torch.tensor([30.0] * 4 + [0.3] * 12, dtype=torch.float64)  # noise in four features hides the others
+    pool = dataclasses.replace(pool, features=F.normalize(pool.features * wide, dim=-1))
+    row = variances.measure((study.Source("kind (words)", pool, torch.zeros_like(text), 10.0), 8, 0, False))
+    assert (row["kind"], row["classes"], row["images"]) == ("kind", 6, 6 * 32)
+    assert row["accuracy"]["20"] > row["accuracy"]["inf"] + 2
+    line = variances.make_table([row]).splitlines()[2]
+    assert line.startswith(f"| 6 | 8 | kind | 1 | {row['accuracy']['inf']:.1f} | ")
+    committed = variances.read_rows(ROOT / "study" / "variances.json")
+    own = [row["accuracy"] for row in committed if row["kind"] == "ViT-B/32, no text"]
+    assert sum(row["20"] - row["inf"] for row in own) > 0.3 * len(own)
 
 
 CLIP_FEATURES = ROOT / "study" / "clip_features.json"

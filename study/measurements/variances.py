@@ -20,6 +20,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from estimate_coverage import Source, read_sources
@@ -50,8 +51,8 @@ def measure(job: tuple[Source, int, int, bool]) -> dict[str, Any] | None:
     found = {}
     for prior in PRIORS:
         # Infinity would make 0 / 0 of it.
-        experts.VARIANCE_IMAGES = min(prior, 1e12)
-        method, _ = fit(task.x, task.y, source.text[task.classes], source.tau)
+        with patch.object(experts, "VARIANCE_IMAGES", min(prior, 1e12)):
+            method, _ = fit(task.x, task.y, source.text[task.classes], source.tau)
         with torch.no_grad():
             right = method.classify(F.normalize(task.new.float(), dim=-1)).argmax(dim=-1) == task.new_y
         found[f"{prior:g}"] = round(100 * float(right.double().mean()), 3)
