@@ -168,10 +168,19 @@ def test_more_dimensions_than_vectors_give_the_scores_of_all_dimensions() -> Non
 def test_features_of_small_variance_count_more_and_few_images_say_little_about_them() -> None:
     generator = torch.Generator().manual_seed(0)
     width = torch.tensor([3.0] * 10 + [0.3] * 10)
-    x = torch.randn(600, 20, dtype=torch.float64, generator=generator) * width + 20
+    x = torch.randn(600, 20, dtype=torch.float64, generator=generator) * width
     many = TextGaussian.from_features(x, torch.arange(600) % 2, torch.zeros(2, 20)).deviations
     few = TextGaussian.from_features(x[:4], torch.tensor([0, 0, 1, 1]), torch.zeros(2, 20)).deviations
     assert float(few.max() / few.min()) < 1.5 < 5 < float(many.max() / many.min())
+
+
+def test_features_of_a_relu_have_one_variance() -> None:
+    x = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 1, 1, 9, 9, 9])
+    signed = x.clone()
+    signed[0, 0] = -0.1
+    one, each = (TextGaussian.from_features(z, torch.arange(40) % 2, torch.zeros(2, 6)).deviations for z in (x, signed))
+    assert float(one.max() / one.min()) == 1
+    assert float(each.max() / each.min()) > 1.2
 
 
 def test_the_noise_of_a_rare_mean_is_taken_out() -> None:

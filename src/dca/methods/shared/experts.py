@@ -18,7 +18,8 @@ from the held-out distances d² to x̄_c of images without copies: T = mean of d
 
 V is the variance of each feature, drawn towards the mean of all as if by n₀ = 20 images, so that few images cannot make
 a feature look certain. Features of CLIP vary by very different amounts, and with one variance for all, those that vary
-little would be drowned. In units of V^½ the ridge is g I.
+little would be drowned. In units of V^½ the ridge is g I. Features without negative values, those of a ReLU, vary
+little where they are silent, which is no reason to listen to them: of these V = s̄ I.
 
 Leaving images out changes the means of their classes and S; ν, V, t̃ and T n_c / (k + n_c)² are held fixed. For one
 image with d = x - x̄_y and n = n_y, S loses n / ((n - 1) ν) d dᵀ, so that P gains a matrix of rank one. Images that are
@@ -75,6 +76,11 @@ MAX_VOTERS = 4096
 BLOCK = 4096
 # n₀: images that the mean variance of all features counts as in the variance of each. Chosen on validation images.
 VARIANCE_IMAGES = 20.0
+
+
+def varies_with_size(x: Tensor) -> bool:
+    """Whether no feature (N, D) has a negative value, so that those that say little also vary little."""
+    return bool((x >= 0).all())
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ class TextGaussian:
         """V^½, (D,)."""
         variances = self.residuals.square().sum(dim=0) / self.nu
         mean = variances.mean().clamp_min(1e-12)
-        if not self.can_hold_out:
+        if not self.can_hold_out or varies_with_size(self.x):
             return mean.sqrt().expand_as(variances)
         return ((self.nu * variances + VARIANCE_IMAGES * mean) / (self.nu + VARIANCE_IMAGES)).sqrt()
 
