@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,3 +105,13 @@ def test_captions_of_an_explanation_do_not_overlap(figures: list[object], tmp_pa
     nearest = [(image, name, 0.9) for name in NAMES]
     plot_explanation(image, image, top, nearest, tmp_path / "a.png", target=NAMES[0])
     assert overlaps(figures[0]) == []
+
+
+def test_the_title_of_an_explanation_stays_on_the_page(figures: list[object], tmp_path: Path) -> None:
+    from matplotlib.text import Text
+
+    image = np.zeros((20, 20, 3), np.uint8)
+    plot_explanation(image, image, [("W" * 40, 0.999)], [], tmp_path / "a.png", target="W" * 40)
+    figure: Any = figures[0]
+    title = next(text for text in figure.findobj(Text) if text.get_text().endswith("(99.9 %)") and text.get_size() > 10)
+    assert title.get_window_extent(figure.canvas.get_renderer()).x1 <= figure.bbox.x1

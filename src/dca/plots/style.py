@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED, "#8a6d00")
 TEXT, MUTED, RULE, PALE = "#20242c", "#68707d", "#e3e6ea", "#b9c0ca"
+# Size of titles in points.
+TITLE = 13
 
 _SUFFIXES = (".png", ".svg")
 # Tried in this order for letters that DejaVu lacks; only those installed are used.
@@ -190,7 +192,7 @@ def text_width(words: Iterable[str], most: float) -> float:
 
 def add_title(figure: Figure, title: str, below: str = "", *, left: float = 0.3, top: float = 0.25) -> None:
     """Title, and a muted line below it."""
-    add_text(figure, left, top, title, size=13, weight="bold")
+    add_text(figure, left, top, title, size=TITLE, weight="bold")
     if below:
         add_text(figure, left, top + 0.3, below, size=9, color=MUTED)
 
