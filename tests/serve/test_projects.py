@@ -331,6 +331,20 @@ def test_a_model_of_the_command_line_is_not_replaced(
     assert (target / "config.json").read_bytes() == before
 
 
+def test_a_model_without_left_out_predictions_is_opened_and_brought_up_to_date(
+    start: Callable[..., TestClient], project: Path, photos: Path, tiny_folder: Path
+):
+    """As `dca add-class` leaves it: nothing is known of how its new class does."""
+    target = project.with_name("things.dca")
+    made = run(FitSpec(data=str(project), backbone=str(tiny_folder)), target, device="cpu", gallery=True).classifier
+    assert made is not None
+    extended = made.add_class("butterfly", sorted((photos / "train" / "butterfly").iterdir()))
+    assert not any(image.held_out for image in extended.training_images_)
+    shutil.rmtree(target)
+    extended.save_pretrained(target, gallery=True)
+    assert fitted(start())["accuracy"]["images"] == 12
+
+
 def test_downloads(start: Callable[..., TestClient], project: Path, tmp_path: Path):
     client = start()
     fitted(client)
