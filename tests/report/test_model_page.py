@@ -180,6 +180,14 @@ def test_labels_next_photos_and_curve(held_out: ReportedModel, tested: ReportedM
     assert isinstance(prompts.build(tested), str)
 
 
+def test_the_area_under_the_curve_is_shown_or_how_to_get_it(html: str, held_out: ReportedModel) -> None:
+    assert '<th scope="col">ROC AUC</th>' in html
+    assert "takes the probabilities of all classes" not in html
+    other = render(SECTIONS, held_out, title="t", about="a")
+    assert '<th scope="col">ROC AUC</th>' not in other
+    assert "<code>dca report MODEL DATA</code>" in other
+
+
 def test_a_version_is_said_once(tested: ReportedModel) -> None:
     values = provenance.build(tested)
     assert isinstance(values, dict)
