@@ -247,8 +247,9 @@ def test_a_rate_that_the_model_cannot_keep_is_refused_in_one_line(
 
 def test_the_smallest_p_value_is_said_with_reject(dca: Any, doubting: Path, photos: Path):
     image = photos / "test" / "fish" / "000.png"
-    assert "no p-value of this model is below 0.024" in dca("predict", doubting, image, "--reject", 0.05).err
-    assert "below" not in dca("predict", doubting, image).err
+    said = "the smallest p-value of this model is 0.024: --reject takes no less"
+    assert said in dca("predict", doubting, image, "--reject", 0.05).err
+    assert said not in dca("predict", doubting, image).err
     assert "p-value: how usual an image is" in dca("predict", doubting, image).err
     assert dca("predict", doubting, image, "-q").err == ""
 

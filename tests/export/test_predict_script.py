@@ -181,6 +181,15 @@ def test_unreadable_images_are_named_and_the_others_predicted(
     assert line.startswith(f"{photos_of[0]}  {exported.model.predict(photos_of[0])}  0.")
 
 
+def test_a_reader_that_closes_the_pipe_ends_it_quietly(exported: Finished, photos_of: list[Path]) -> None:
+    command = [sys.executable, str(exported.folder / "predict.py"), *map(str, photos_of)]
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_session_can_be_used_from_a_program(exported: Finished, photos_of: list[Path]) -> None:
     model = predict.Model(exported.folder, threads=1)
     with Image.open(photos_of[0]) as opened:

@@ -23,10 +23,17 @@ def test_features_of_another_length_are_refused(shape: tuple[int, ...], sample: 
     assert model.predict_features(torch.ones(2, 16) / 16**0.5).probabilities.shape == (2, 10)
 
 
+def test_features_that_are_no_tensor_are_refused(sample: Dataset) -> None:
+    model = Classifier(shots=2, backbone=make_clip(), device="cpu").fit(sample)
+    with pytest.raises(UserError, match="features are a ndarray, and a tensor is expected"):
+        model.predict_features(np.ones((2, 16), np.float32))  # type: ignore[arg-type]
+
+
 def test_one_path_is_no_list_of_images_and_a_name_no_encoder(sample: Dataset) -> None:
     session, clip = Session(device="cpu"), make_clip()
-    with pytest.raises(UserError, match=r"'photo.jpg' is one image, and a list is expected"):
+    with pytest.raises(UserError) as refused:
         session.frozen_features(clip, "photo.jpg")
+    assert str(refused.value) == "'photo.jpg' is one image\n  fix: give a list, such as [image]"
     with pytest.raises(UserError, match=r"'mini' is no loaded encoder"):
         session.frozen_features("mini", [sample.test[0].image])  # type: ignore[arg-type]
 

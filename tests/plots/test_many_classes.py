@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dca.plots import style
 from dca.plots.charts import MOST_ROWS, plot_confusion
+from dca.plots.class_bars import ClassResult, plot_accuracies
 from dca.plots.explanation import plot_explanation
-from dca.plots.image_grid import plot_doubtful_labels
+from dca.plots.image_grid import plot_demo, plot_doubtful_labels, plot_selected_predictions
 from dca.stats.confusion import count_confusions, order_by_error, select_classes
 
 NAMES = ["WWWWWWWWWWWWWWWWWWWWWWWWWWW", "Mammuthus primigenius", "m" * 40, "il" * 30]
@@ -75,7 +78,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     pytest.importorskip("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from dca.plots import explanation, image_grid
+    from dca.plots import charts, class_bars, explanation, image_grid
 
     saved: list[object] = []
 
@@ -85,7 +88,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         saved.append(figure)
         return path
 
-    for module in (image_grid, explanation):
+    for module in (image_grid, explanation, charts, class_bars):
         monkeypatch.setattr(module, "save_figure", keep)
     return saved
 
@@ -104,3 +107,54 @@ def test_captions_of_an_explanation_do_not_overlap(figures: list[object], tmp_pa
     nearest = [(image, name, 0.9) for name in NAMES]
     plot_explanation(image, image, top, nearest, tmp_path / "a.png", target=NAMES[0])
     assert overlaps(figures[0]) == []
+
+
+def test_the_title_of_an_explanation_stays_on_the_page(figures: list[object], tmp_path: Path) -> None:
+    from matplotlib.text import Text
+
+    image = np.zeros((20, 20, 3), np.uint8)
+    plot_explanation(image, image, [("W" * 40, 0.999)], [], tmp_path / "a.png", target="W" * 40)
+    figure: Any = figures[0]
+    title = next(text for text in figure.findobj(Text) if text.get_text().endswith("(99.9 %)") and text.get_size() > 10)
+    assert title.get_window_extent(figure.canvas.get_renderer()).x1 <= figure.bbox.x1
+
+
+def outside(figure: Any) -> list[str]:
+    """Texts of a figure that reach over its edges."""
+    from matplotlib.text import Text
+
+    renderer, page = figure.canvas.get_renderer(), figure.bbox
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts]
+    return [words for words, box in boxes if box.x0 < 0 or box.y0 < 0 or box.x1 > page.x1 or box.y1 > page.y1]
+
+
+def draw_predictions(path: Path) -> None:
+    images = [np.zeros((20, 20, 3), np.uint8)] * 8
+    truths, answers = [NAMES[k % 4] for k in range(8)], [NAMES[(k + k // 4) % 4] for k in range(8)]
+    plot_selected_predictions(images, truths, answers, [0.987] * 8, path)
+
+
+def draw_demo(path: Path) -> None:
+    images = [np.zeros((20, 20, 3), np.uint8)] * 8
+    answers = [NAMES[(k + k // 4) % 4] for k in range(8)]
+    rows = [ClassResult(name, 3, 1, 2) for name in NAMES]
+    plot_demo(rows, images, [NAMES[k % 4] for k in range(8)], answers, [0.987] * 8, path)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        draw_predictions,
+        draw_demo,
+        lambda path: plot_confusion(np.ones((4, 4), int), NAMES, path),
+        lambda path: plot_accuracies([ClassResult(name, 3, 1, 2) for name in NAMES], path),
+    ],
+    ids=["predictions", "demo", "confusion", "classes"],
+)
+def test_wide_names_neither_overlap_nor_leave_the_page(
+    draw: Callable[[Path], object], figures: list[object], tmp_path: Path
+) -> None:
+    draw(tmp_path / "a.png")
+    assert overlaps(figures[0]) == []
+    assert outside(figures[0]) == []

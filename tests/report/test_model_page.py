@@ -130,6 +130,20 @@ def test_mistakes_are_the_surest_and_show_evidence(tested: ReportedModel, held_o
     assert all(not row["heat"] and row["thumbnail"] for row in others["rows"])
 
 
+def test_a_mistake_is_a_doubtful_label_where_the_check_of_labels_says_so(
+    held_out: ReportedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = held_out.predictions
+    assert found is not None
+    n = found.mistakes[0]
+    said = held_out.labels[found.predicted[n]]
+    near = [(held_out.training_labels.index(said), 0.9)]
+    ratio = float(found.confidence[n] / found.own[n])
+    for odds, doubtful in ((0.9 * ratio, True), (1.1 * ratio, False)):
+        monkeypatch.setattr(mistakes, "usual_odds", lambda classes, odds=odds: odds)
+        assert mistakes._describe_mistake(held_out, found, n, "", near)["doubtful"] == doubtful
+
+
 def test_an_image_is_not_its_own_neighbour(held_out: ReportedModel) -> None:
     found = held_out.predictions
     assert found is not None
@@ -164,6 +178,21 @@ def test_labels_next_photos_and_curve(held_out: ReportedModel, tested: ReportedM
     assert isinstance(curve, dict)
     assert curve["now"].shots == 4
     assert isinstance(prompts.build(tested), str)
+
+
+def test_the_area_under_the_curve_is_shown_or_how_to_get_it(html: str, held_out: ReportedModel) -> None:
+    assert '<th scope="col">ROC AUC</th>' in html
+    assert "takes the probabilities of all classes" not in html
+    other = render(SECTIONS, held_out, title="t", about="a")
+    assert '<th scope="col">ROC AUC</th>' not in other
+    assert "<code>dca report MODEL DATA</code>" in other
+
+
+def test_a_version_is_said_once(tested: ReportedModel) -> None:
+    values = provenance.build(tested)
+    assert isinstance(values, dict)
+    words = dict(values["facts"])["this page"]
+    assert [words.count(name) for name in ("dca ", "torch ", "numpy ", "Python ")] == [1, 1, 1, 1]
 
 
 def test_the_draw_hash_and_the_command_are_those_of_the_run(tested: ReportedModel, model_folder: Path) -> None:

@@ -400,11 +400,36 @@ def test_on_a_phone_everything_can_be_touched(
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+def test_a_look_at_the_server_that_finds_nothing_new_leaves_the_page_as_it_is(
+    app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
+):
+    root = tmp_path / "work" / "things"
+    for label in ("fish", "guitar"):
+        shutil.copytree(photos / "train" / label, root / label)
+    page = open_page(app.address)
+    learned(page, 8)
+    sync_api.expect(page.locator(".photo img[src]")).to_have_count(8)
+    page.wait_for_load_state("networkidle")
+    page.evaluate(
+        """() => {
+            window.written = [];
+            const name = (one) => one.target.id || one.target.className;
+            new MutationObserver((all) => window.written.push(...all.map(name)))
+                .observe(document.body, {childList: true, characterData: true, subtree: true});
+        }"""
+    )
+    with page.expect_response(lambda answer: answer.url.endswith("/model")):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.written") == []
+
+
 def test_several_projects(app: App, open_page: Callable[..., Page], tmp_path: Path):
     page = open_page(app.address)
     create(page, "one")
     page.locator("#all-projects").click()
-    create(page, "two")
+    create(page, "two words")
+    sync_api.expect(page.locator("#command")).to_have_text("dca predict 'two words.dca' IMAGE...")
     page.locator("#new-class").click()
     page.locator("#ask-text").fill("only here")
     page.keyboard.press("Enter")
@@ -413,4 +438,4 @@ def test_several_projects(app: App, open_page: Callable[..., Page], tmp_path: Pa
     page.locator("#projects button", has_text="one").click()
     sync_api.expect(page.locator("#title")).to_have_text("one")
     sync_api.expect(page.locator(".class-card")).to_have_count(0)
-    assert (tmp_path / "work" / "two" / "only here").is_dir()
+    assert (tmp_path / "work" / "two words" / "only here").is_dir()

@@ -331,6 +331,39 @@ def test_a_model_of_the_command_line_is_not_replaced(
     assert (target / "config.json").read_bytes() == before
 
 
+def test_a_model_with_a_class_of_the_command_line_is_not_replaced(
+    start: Callable[..., TestClient], project: Path, photos: Path, tiny_folder: Path
+):
+    """The photos of the class that `dca add-class` added are not in the folder: another fit would lose them."""
+    target = project.with_name("things.dca")
+    made = run(FitSpec(data=str(project), backbone=str(tiny_folder)), target, device="cpu", gallery=True).classifier
+    assert made is not None
+    extended = made.add_class("house", sorted((photos / "train" / "house").iterdir()))
+    shutil.rmtree(target)
+    extended.save_pretrained(target, gallery=True)
+    client = start()
+    for _ in range(200):
+        if (found := state(client))["fit"]["status"] == "impossible":
+            break
+        time.sleep(0.1)
+    assert "things.dca was changed after its fit" in found["fit"]["reason"]
+    assert "house" in Classifier.from_pretrained(target, backbone=tiny_folder).classes_
+
+
+def test_a_model_without_left_out_predictions_is_opened(
+    start: Callable[..., TestClient], project: Path, tiny_folder: Path
+):
+    target = project.with_name("things.dca")
+    made = run(FitSpec(data=str(project), backbone=str(tiny_folder)), target, device="cpu", gallery=True).classifier
+    assert made is not None
+    made.training_images_ = tuple(replace(image, held_out=None) for image in made.training_images_)
+    shutil.rmtree(target)
+    made.save_pretrained(target, gallery=True)
+    client = start()
+    assert fitted(client)["fit"]["status"] == "done"
+    assert client.get(f"{BASE}/findings").json()["needed"] == []
+
+
 def test_downloads(start: Callable[..., TestClient], project: Path, tmp_path: Path):
     client = start()
     fitted(client)

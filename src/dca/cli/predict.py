@@ -301,7 +301,7 @@ def load_model(source: ModelSource, options: PredictionOptions) -> Classifier:
     smallest = model.smallest_p_value
     require_rate(options.reject, smallest)
     if options.reject and smallest is not None:
-        print_lines(f"--reject {options.reject:g}: no p-value of this model is below {smallest:.3f}", err=True)
+        print_lines(f"the smallest p-value of this model is {smallest:.3f}: --reject takes no less", err=True)
     return model
 
 

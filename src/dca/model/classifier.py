@@ -524,7 +524,7 @@ class Classifier:
             Probabilities; p-values where the model has any; sets where they are asked for.
 
         Raises:
-            UserError: As for `prediction_sets`.
+            UserError: If the features are no tensor or of another length, and as for `prediction_sets`.
         """
         method = self._require_fitted()
         _require_features(method, features)
@@ -1092,7 +1092,12 @@ class Classifier:
 
 
 def _require_features(method: Method, features: Tensor) -> None:
-    """Raise if features are not of the shape that the method's `encode` gives."""
+    """Raise if features are no tensor of the shape that the method's `encode` gives."""
+    if not isinstance(features, Tensor):
+        raise UserError(
+            f"features are a {type(features).__name__}, and a tensor is expected",
+            hint="give what method_.encode returns, or torch.from_numpy(features)",
+        )
     length = method.encoder.feature_dim
     if features.dim() == 2 and features.shape[1] == length:
         return

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dca.core.text import percent
 from dca.plots import style
-from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, fit_text, new_figure, save_figure
+from dca.plots.style import BLUE, MUTED, PALE, RED, RULE, SERIES, TEXT, fit_text, fit_width, new_figure, save_figure
 from dca.stats.calibration import Bins, measure_reliability
 from dca.stats.confusion import count_confusions, order_by_error, select_classes
 from dca.stats.intervals import wilson_interval
@@ -142,7 +142,8 @@ def plot_confusion(
     images = counts.sum(axis=1)[order]
     shown = counts[np.ix_(order, order)]
     cell = min(0.42, max(0.26, 7.5 / len(order)))
-    side, words = cell * len(order), style.text_width((fit_text(classes[k], 20) for k in order), 1.7)
+    labels = [fit_width(classes[k], style.LONGEST_NAME, style.TICK) for k in order]
+    side, words = cell * len(order), style.column_width(labels, style.TICK)
     names = 0.3 + words
     with new_figure(max(5.0, names + side + 1.4), 1.2 + side + words + 0.1) as figure:
         right, n = int(counts.diagonal().sum()), int(counts.sum())
@@ -156,7 +157,7 @@ def plot_confusion(
         axes = style.add_axes(figure, names, 1.2, side, side)
         _draw_cells(axes, shown, np.maximum(1, images), size=7.5 if cell > 0.3 else 6)
         elsewhere = images - shown.sum(axis=1) if len(order) < present else None
-        _draw_row_labels(axes, [classes[k] for k in order], shown.diagonal(), images, elsewhere, cell)
+        _draw_row_labels(axes, labels, shown.diagonal(), images, elsewhere, cell)
         return save_figure(figure, path)
 
 
@@ -183,17 +184,16 @@ def _draw_cells(axes: Axes, shown: NDArray[np.int64], total: NDArray[np.int64], 
 
 def _draw_row_labels(
     axes: Axes,
-    names: Sequence[str],
+    labels: Sequence[str],
     right: NDArray[np.int64],
     images: NDArray[np.int64],
     elsewhere: NDArray[np.int64] | None,
     cell: float,
 ) -> None:
-    """Names on two sides; at the right the accuracy of each row and its predictions outside the chart.
+    """Labels on two sides; at the right the accuracy of each row and its predictions outside the chart.
 
     cell: side of a square in inches.
     """
-    labels = [fit_text(name, 20) for name in names]
     axes.set_yticks(range(len(labels)), labels, color=TEXT)
     axes.set_xticks(range(len(labels)), labels, rotation=90, color=TEXT)
     shares = [f"{100 * hit / n:.0f} %" if n else "–" for hit, n in zip(right, images, strict=True)]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from dca.core.text import percent
 from dca.plots import style
-from dca.plots.style import BLUE, MUTED, ORANGE, PALE, RULE, TEXT, fit_text, new_figure, save_figure
+from dca.plots.style import BLUE, MUTED, ORANGE, PALE, RULE, TEXT, fit_text, fit_width, new_figure, save_figure
 from dca.stats.intervals import wilson_interval
 
 if TYPE_CHECKING:
@@ -193,12 +193,17 @@ def draw_bars(
     """
     rows = [_to_bars(row) for row in classes]
     left, top, width, height = area
-    names = style.text_width((fit_text(row.name, 24) for row in (overall, *rows)), 1.9)
+    whole_label = fit_width(overall.name, style.LONGEST_NAME, style.BODY, bold=True)
+    labels_of_rows = [fit_width(row.name, style.LONGEST_NAME, style.BODY) for row in rows]
+    names = max(
+        style.column_width([whole_label], style.BODY, bold=True), style.column_width(labels_of_rows, style.BODY)
+    )
     inner = width - names - 0.75
     axes = style.add_axes(figure, left + names, top + 0.3, inner, height - 0.55)
     beside = axes.get_yaxis_transform()
     # The overall bars stand apart from the classes by a gap.
-    for y, row in [(-0.4, overall), *((k + 1.0, row) for k, row in enumerate(rows))]:
+    numbered = [(k + 1.0, row, name) for k, (row, name) in enumerate(zip(rows, labels_of_rows, strict=True))]
+    for y, row, name in [(-0.4, overall, whole_label), *numbered]:
         whole = row is overall
         models = ((row.zero_shot, PALE), (row.second_model, ORANGE), (row.adapted, BLUE))
         bars = [(share, colour) for share, colour in models if share is not None]
@@ -207,7 +212,7 @@ def draw_bars(
             at = y + apart * (n - (len(bars) - 1) / 2)
             _draw_bar(axes, at, share, colour, thick=thick, fine=whole)
         axes.text(1, y, row.missing, va="center", size=8, color=MUTED)
-        axes.text(-2, y, fit_text(row.name, 24), ha="right", va="center", weight="bold" if whole else "normal")
+        axes.text(-2, y, name, ha="right", va="center", weight="bold" if whole else "normal")
         at = 1 + 0.75 / inner
         axes.text(
             at,

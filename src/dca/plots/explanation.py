@@ -38,10 +38,12 @@ def plot_explanation(
         target: Class that the heat map belongs to.
     """
     height = 1.35 + _SIDE + 0.25 + (0.25 + _SMALL + 0.5 if nearest else 0)
-    with new_figure(0.6 + 2 * (_SIDE + _GAP) + 2.6, height) as figure:
+    width = 0.6 + 2 * (_SIDE + _GAP) + 2.6
+    with new_figure(width, height) as figure:
         name, probability = top[0]
+        title = fit_width(name, width - 0.6, style.TITLE, bold=True, frame=f"{{}} ({percent(probability)})")
         below = f"orange parts speak for {fit_text(target, 26)}, blue ones against it"
-        style.add_title(figure, f"{fit_text(name, 40)} ({percent(probability)})", below)
+        style.add_title(figure, title, below)
         for n, (shown, words) in enumerate(
             ((image, "what the model sees"), (heat, f"for {fit_width(target, _SIDE - 0.3, 8)}"))
         ):

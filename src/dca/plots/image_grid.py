@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,8 +21,8 @@ MOST_TILES = 30
 _TILE, _GAP, _CAPTION = 1.02, 0.17, 0.33
 # Tiles with a sentence below them, and the height of the title of a group of them.
 _LARGE, _GROUP = 1.4, 0.33
-# Letters per line of such a sentence, and the height of its three lines.
-_LETTERS, _SENTENCE = 23, 0.47
+# Size of such a sentence in points, and the height of its three lines.
+_SMALL, _SENTENCE = 7.2, 0.47
 
 
 class _Tile(NamedTuple):
@@ -111,11 +110,15 @@ def plot_selected_predictions(
 def _describe_prediction(tile: _Tile) -> _Frame:
     """A tile with a sentence below it, such as "said cat (97 %), really dog", on up to three lines."""
     sure = f"({100 * tile.probability:.0f}\N{NO-BREAK SPACE}%)"
-    said = f"{fit_text(tile.predicted, 20)} {sure}"
-    words = said if tile.right else f"said {said}, really {fit_text(tile.truth, 20)}"
-    lines = textwrap.wrap(words, _LETTERS, max_lines=3, placeholder=" …")
+    # Names that fit on a line each: "said" and the one, the probability and "really", the other.
+    if tile.right:
+        words = f"{fit_width(tile.predicted, _LARGE, _SMALL)} {sure}"
+    else:
+        said = fit_width(tile.predicted, _LARGE, _SMALL, frame="said {}")
+        words = f"{said} {sure}, really {fit_width(tile.truth, _LARGE, _SMALL)}"
+    lines = style.wrap_width(words, _LARGE, _SMALL)
     colour = GREEN if tile.right else RED
-    return _Frame(tile.image, colour, [(line, {"size": 7.2, "color": TEXT}) for line in lines])
+    return _Frame(tile.image, colour, [(line, {"size": _SMALL, "color": TEXT}) for line in lines])
 
 
 def draw_tiles(figure: Figure, left: float, top: float, tiles: Sequence[_Tile], columns: int) -> None:
@@ -135,10 +138,11 @@ def _frame_tile(tile: _Tile) -> _Frame:
     """A tile with its prediction below."""
     colour = GREEN if tile.right else RED
     # The tick and the cross show the same without colour.
-    caption = f"{'✓' if tile.right else '✗'} {fit_text(tile.predicted, 15)}"
+    mark = "✓" if tile.right else "✗"
+    caption = fit_width(tile.predicted, _TILE, _SMALL, bold=True, frame=f"{mark} {{}}")
     sure = f"{100 * tile.probability:.0f} %"
-    below = sure if tile.right else f"{sure}, is {fit_text(tile.truth, 12)}"
-    bold: dict[str, Any] = {"size": 7.2, "color": colour, "weight": "bold"}
+    below = sure if tile.right else fit_width(tile.truth, _TILE, 7, frame=f"{sure}, is {{}}")
+    bold: dict[str, Any] = {"size": _SMALL, "color": colour, "weight": "bold"}
     return _Frame(tile.image, colour, [(caption, bold), (below, {"size": 7, "color": MUTED if tile.right else TEXT})])
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
 SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED, "#8a6d00")
 TEXT, MUTED, RULE, PALE = "#20242c", "#68707d", "#e3e6ea", "#b9c0ca"
+# Sizes in points of titles, of text, and of the labels of axes.
+TITLE, BODY, TICK = 13, 9, 8.5
+# Width in inches of the longest name of a class beside a chart, and of the gap after a column of names.
+LONGEST_NAME, LABEL_GAP = 1.65, 0.15
 
 _SUFFIXES = (".png", ".svg")
 # Tried in this order for letters that DejaVu lacks; only those installed are used.
@@ -112,19 +116,24 @@ def fit_text(text: str, most: int = 28) -> str:
     return kept[: most - 1 - tail].rstrip() + "…" + kept[len(kept) - tail :].lstrip()
 
 
+def measure_width(text: str, size: float, *, bold: bool = False) -> float:
+    """Width in inches of text of a font size in points."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=list(_fonts()), weight="bold" if bold else "normal", size=size)
+    points: float = text_to_path.get_text_width_height_descent(text, font, False)[0]
+    return points / 72
+
+
 def fit_width(text: str, inches: float, size: float, *, bold: bool = False, frame: str = "{}") -> str:
     """Text of a font size, in points, that is at most so many inches wide: letters differ in width.
 
     frame: what stands around it, which is not cut.
     """
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
-    font = FontProperties(family=list(_fonts()), weight="bold" if bold else "normal")
 
     def fits(words: str) -> bool:
-        path = TextPath((0, 0), frame.replace("{}", words), size=size, prop=font, usetex=False)
-        return bool(path.get_extents().width <= 72 * inches)
+        return measure_width(frame.replace("{}", words), size, bold=bold) <= inches
 
     words = fit_text(text, 200)
     if not fits(words):
@@ -136,6 +145,19 @@ def fit_width(text: str, inches: float, size: float, *, bold: bool = False, fram
     return frame.replace("{}", words)
 
 
+def wrap_width(words: str, inches: float, size: float) -> list[str]:
+    """Text of a font size, in points, as lines of at most so many inches; a word that is wider has its own line."""
+    first, *others = words.split(" ")
+    lines = [first]
+    for word in others:
+        longer = f"{lines[-1]} {word}"
+        if measure_width(longer, size) <= inches:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
     """Make a figure of this size in inches in the common style. Use and save it inside the context."""
@@ -145,19 +167,19 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
 
     look: Any = {
         "font.family": list(_fonts()),
-        "font.size": 9,
+        "font.size": BODY,
         "text.color": TEXT,
         # Class names with dollar signs are not formulas.
         "text.parse_math": False,
         "axes.edgecolor": RULE,
         "axes.labelcolor": MUTED,
-        "axes.labelsize": 8.5,
+        "axes.labelsize": TICK,
         "axes.axisbelow": True,
         "axes.unicode_minus": True,
         "xtick.color": MUTED,
         "ytick.color": MUTED,
-        "xtick.labelsize": 8.5,
-        "ytick.labelsize": 8.5,
+        "xtick.labelsize": TICK,
+        "ytick.labelsize": TICK,
         **{f"{axis}tick.{kind}.size": 0 for axis in "xy" for kind in ("major", "minor")},
         "svg.hashsalt": "dca",
         "svg.fonttype": "path",
@@ -183,14 +205,14 @@ def add_text(figure: Figure, left: float, top: float, words: str, **look: Any) -
     figure.text(left / width, 1 - top / height, words, **{"ha": "left", "va": "top", **look})
 
 
-def text_width(words: Iterable[str], most: float) -> float:
-    """Width in inches of the longest label at body size, at most `most`."""
-    return min(most, 0.15 + 0.078 * max(map(len, words), default=0))
+def column_width(words: Iterable[str], size: float, *, bold: bool = False) -> float:
+    """Width in inches of a column of labels of a font size, with a gap beside them."""
+    return LABEL_GAP + max((measure_width(each, size, bold=bold) for each in words), default=0.0)
 
 
 def add_title(figure: Figure, title: str, below: str = "", *, left: float = 0.3, top: float = 0.25) -> None:
     """Title, and a muted line below it."""
-    add_text(figure, left, top, title, size=13, weight="bold")
+    add_text(figure, left, top, title, size=TITLE, weight="bold")
     if below:
         add_text(figure, left, top + 0.3, below, size=9, color=MUTED)
 

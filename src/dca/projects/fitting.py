@@ -118,6 +118,8 @@ def find_other_model(target: Path, encoder: Encoder) -> str:
         return f"{target.name} was fitted on the command line with other options than the page uses"
     if record.backbone.digest != encoder.digest:
         return f"{target.name} was fitted with another backbone ({record.backbone.source})"
+    if record.lineage:  # its classes or labels may be nowhere else
+        return f"{target.name} was changed after its fit"
     return ""
 
 

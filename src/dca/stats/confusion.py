@@ -13,9 +13,12 @@ def confusion_matrix(truth: ArrayLike, predicted: ArrayLike, classes: int) -> ND
 
     >>> confusion_matrix([0, 0, 1], [0, 1, 1], 2).tolist()
     [[1, 1], [0, 1]]
+    >>> confusion_matrix([], [], 2).tolist()
+    [[0, 0], [0, 0]]
     """
     counts = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(counts, (np.asarray(truth), np.asarray(predicted)), 1)
+    # Empty lists would be floats.
+    np.add.at(counts, (np.asarray(truth, dtype=np.int64), np.asarray(predicted, dtype=np.int64)), 1)
     return counts
 
 

@@ -502,7 +502,7 @@ class Session:
         if not isinstance(encoder, Encoder):
             raise UserError(f"{encoder!r} is no loaded encoder", hint="session.load_backbone(name) loads one")
         if isinstance(images, str | bytes | os.PathLike):
-            raise UserError(f"{images!r} is one image, and a list is expected", hint="give [image]")
+            raise UserError(f"{images!r} is one image", hint="give a list, such as [image]")
         wanted = features.Views(range(views) if views else None, mirrored, crop_low)
         contents, count = self.content_keys(images), stage_progress(self.progress, stage)
         rows = [

@@ -39,7 +39,9 @@ class FrozenOptions(TrainingOptions):
     """Options of every method over frozen features."""
 
     templates: tuple[str, ...] = option(
-        (), "sentences with {} for the name; none: that of the dataset, for ImageNet CLIP's seven"
+        (),
+        'sentences with {} for the name, as in ["a photo of a {}.", "a drawing of a {}."]; none: that of the dataset, '
+        "for ImageNet CLIP's seven",
     )
 
     def __post_init__(self) -> None:

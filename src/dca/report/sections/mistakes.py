@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dca.model.explain import explain
+from dca.model.findings import usual_odds
 from dca.report.page import Section
 from dca.report.reported_model import ReportedModel, UnseenPredictions
 from dca.report.thumbnails import image_url
 
 MOST, NEAREST = 12, 3
 SIDE, SMALL = 160, 88
-# A label may be wrong if the answer is so many times as probable and the nearest training images agree with it.
-ODDS = 100.0
 
 
 def build(reported: ReportedModel) -> Mapping[str, Any] | str:
@@ -43,7 +42,8 @@ def _describe_mistake(
     """One mistake; nearest: gallery indices and similarities of training images."""
     labels, around = reported.labels, [reported.training_labels[index] for index, _ in nearest]
     said = labels[predictions.predicted[n]]
-    confident = bool(predictions.confidence[n] >= ODDS * predictions.own[n])
+    # The label may be wrong if the check of labels would name it and the nearest training images agree with the answer.
+    confident = bool(predictions.confidence[n] >= usual_odds(len(labels)) * predictions.own[n])
     return {
         "thumbnail": thumbnail,
         "heat": _heat_map_url(reported, predictions, n),

@@ -35,10 +35,7 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         ("backbone", f"{encoder.source} (sha256 {encoder.digest[:16]})"),
         ("options", ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"),
         ("fitted with", f"dca {version}"),
-        (
-            "this page",
-            f"dca {dca.__version__}, torch {torch.__version__}, numpy {numpy.__version__}, {_describe_system()}",
-        ),
+        ("this page", f"dca {dca.__version__}, {_describe_system()}"),
     ]
     if seconds := model.results_.get("seconds"):
         facts.insert(0, ("time of the fit", format_seconds(seconds)))

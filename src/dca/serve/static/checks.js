@@ -1,6 +1,6 @@
 // What the last fit found out: how good the model is, doubtful labels one by one, copies, and what photos to take next.
 
-import { $, button, element, percent, pluralize, showError, thumbnailElement } from "./elements.js";
+import { $, button, element, percent, pluralize, setText, showError, thumbnailElement } from "./elements.js";
 import { call, get } from "./server.js";
 import { view } from "./predict.js";
 import { deletePhotos, edit, moveTo } from "./photos.js";
@@ -17,6 +17,7 @@ export async function showFindings() {
   await showCopies();
 }
 
+let shownCaveats = "";
 // How the fit stands, and what is to be expected of the model.
 function showQuality() {
   const { fit, accuracy, fitted, reading, photos, classes } = view.state;
@@ -27,16 +28,17 @@ function showQuality() {
   else if (classes.filter((one) => one.images).length < 2) words.push(sayWhatIsMissing("", photos, classes));
   else if (!fitted) words.push("The model will learn the latest changes in a moment.");
   else words.push(`The model knows all ${pluralize(photos, "photo")} (learned in ${fit.seconds.toFixed(1)} s).`);
-  $("fit-words").textContent = words.join(" ");
+  setText($("fit-words"), words.join(" "));
   const busy = fit.status === "fitting" || reading > 0;
   $("fit-bar").hidden = !busy;
   if (busy && fit.status === "fitting" && fit.expected) $("fit-bar").value = Math.min(0.97, fit.seconds / fit.expected);
   else if (busy) $("fit-bar").removeAttribute("value");
   $("estimate").hidden = !accuracy;
   if (accuracy) {
-    $("estimate-value").textContent = percent(accuracy.value);
-    $("estimate-words").textContent = `of new photos like these should be recognised (mean over classes; 95 % interval ${Math.round(100 * accuracy.low)} to ${Math.round(100 * accuracy.high)} %, ${accuracy.how} on ${pluralize(accuracy.images, "photo")})`;
-    $("caveats").replaceChildren(...accuracy.caveats.map((text) => element("li", { text })));
+    setText($("estimate-value"), percent(accuracy.value));
+    setText($("estimate-words"), `of new photos like these should be recognised (mean over classes; 95 % interval ${Math.round(100 * accuracy.low)} to ${Math.round(100 * accuracy.high)} %, ${accuracy.how} on ${pluralize(accuracy.images, "photo")})`);
+    if (accuracy.caveats.join("\n") !== shownCaveats) $("caveats").replaceChildren(...accuracy.caveats.map((text) => element("li", { text })));
+    shownCaveats = accuracy.caveats.join("\n");
   }
 }
 

@@ -18,6 +18,11 @@ export function element(tag, { text, ...attributes } = {}, ...children) {
 
 export const button = (text, onclick, attributes = {}) => element("button", { type: "button", text, onclick, ...attributes });
 
+// Writes a text only where it is another one: the same text, too, would be laid out again, with all that follows it.
+export function setText(made, text) {
+  if (made.textContent !== text) made.textContent = text;
+}
+
 export function percent(share) {
   const shown = 100 * share;
   const text = shown > 99 && shown < 100 ? "> 99 %" : shown < 1 && shown > 0 ? "< 1 %" : `${Math.round(shown)} %`;

@@ -134,7 +134,7 @@ export function upload(images, onChange) {
   listening = onChange;
   if (!isUploading()) { total = finished = known = 0; failures.length = 0; stopped = false; }
   total += images.length;
-  queue.push(...images.map((image) => ({ ...image, drop })));
+  for (const image of images) queue.push({ ...image, drop }); // one by one: a call takes some 100,000 arguments at most
   showProgress();
   return new Promise((done) => {
     const started = Math.min(PARALLEL - running, queue.length);

@@ -1,6 +1,6 @@
 // The page of `dca serve` and `dca app`: no libraries, no build step, nothing from other hosts.
 
-import { $, element, percent, pluralize, say, showError } from "./elements.js";
+import { $, element, percent, pluralize, say, setText, showError } from "./elements.js";
 import { get, hasToken, readTokenFromAddress, useToken, whenTokenNeeded } from "./server.js";
 import { change, label, move, redo, refit, refresh, showSimilarToThis, toggleLive, tryImages, undo, view, whenStateChanges } from "./predict.js";
 import { addPhotos, createProject, listProjects, mayLeave, openWorkspace, showProject } from "./project.js";
@@ -68,19 +68,22 @@ function showQuota() {
 
 function showRejection() {
   const { rejection } = view.state;
-  if (!rejection) { $("rejection").textContent = ""; return; }
+  if (!rejection) return setText($("rejection"), "");
   const { rate, images, needed } = rejection;
   const why = images < needed ? `it takes ${needed} training images that can be left out, as many of each class, and these are worth ${images}` : "switched off";
-  $("rejection").textContent = rate === null
+  setText($("rejection"), rate === null
     ? `The answer “none of these” is not given: ${why}.`
-    : `“None of these” is for images with p ≤ ${rate.toFixed(3)}; about ${percent(rate)} of good images have that, too.`;
+    : `“None of these” is for images with p ≤ ${rate.toFixed(3)}; about ${percent(rate)} of good images have that, too.`);
 }
 
+let shownLabels = "";
 function showState() {
   if (view.project) showProject();
   else showModel();
   showRejection();
-  $("known").replaceChildren(...view.state.classes.map((one) => element("option", { value: one.label })));
+  const known = view.state.classes.map((one) => one.label);
+  if (known.join("\n") !== shownLabels) $("known").replaceChildren(...known.map((value) => element("option", { value })));
+  shownLabels = known.join("\n");
 }
 
 // --- files that are dropped, pasted or chosen ------------------------------------------------------

@@ -1,6 +1,6 @@
 // The photos of a project, class by class: looking, selecting many, moving, deleting.
 
-import { $, ask, button, element, pluralize, say, showError, thumbnailElement } from "./elements.js";
+import { $, ask, button, element, pluralize, say, setText, showError, thumbnailElement } from "./elements.js";
 import { call, get, post } from "./server.js";
 import { change, refresh, view } from "./predict.js";
 import { takePhotos } from "./camera.js";
@@ -29,8 +29,8 @@ export async function showClasses() {
       if (before) before.after(card.box); else $("cards").prepend(card.box);
     }
     before = card.box;
-    card.count.textContent = pluralize(one.images, "photo");
-    card.recall.textContent = one.recall ? `${one.recall[0]} of ${one.recall[1]} recognised` : one.images === 1 ? "one photo: cannot be measured" : "";
+    setText(card.count, pluralize(one.images, "photo"));
+    setText(card.recall, one.recall ? `${one.recall[0]} of ${one.recall[1]} recognised` : one.images === 1 ? "one photo: cannot be measured" : "");
     card.empty.hidden = one.images > 0;
     if (card.version !== one.version) {
       card.version = one.version;
@@ -78,10 +78,10 @@ async function load(card) {
     if (selected.get(key).label === card.label && !photos.some((photo) => photo.photo === key)) selected.delete(key);
   }
   const rows = photos.map((photo) => known.get(stateOf(photo)) || photoItem(photo, card));
-  card.list.replaceChildren(...rows);
+  if (rows.length !== card.list.children.length || rows.some((row, n) => row !== card.list.children[n])) card.list.replaceChildren(...rows);
   card.more.hidden = photos.length >= found.total;
-  card.more.textContent = `Show ${Math.min(MORE, found.total - photos.length)} more of ${card.label}`;
-  showSelection();
+  setText(card.more, `Show ${Math.min(MORE, found.total - photos.length)} more of ${card.label}`);
+  showSelection(card.list);
 }
 
 // What decides how a photo is shown: one that is not read yet has no picture.
@@ -111,13 +111,15 @@ function photoItem(photo, card) {
   return element("li", {}, made);
 }
 
-export function showSelection() {
-  for (const made of $("cards").querySelectorAll("[data-photo]")) {
-    made.setAttribute("aria-pressed", String(selected.has(made.dataset.photo)));
+// within: what may show other photos than before.
+export function showSelection(within = $("cards")) {
+  for (const made of within.querySelectorAll("[data-photo]")) {
+    const pressed = String(selected.has(made.dataset.photo));
+    if (made.getAttribute("aria-pressed") !== pressed) made.setAttribute("aria-pressed", pressed);
   }
   const count = selected.size;
   $("selection").hidden = !count;
-  $("selection-count").textContent = `${pluralize(count, "photo")} selected`;
+  setText($("selection-count"), `${pluralize(count, "photo")} selected`);
   $("selection-look").hidden = count !== 1;
 }
 

@@ -1,6 +1,6 @@
 // The projects of a workspace: choosing one, making one, and showing the one that is open.
 
-import { $, ask, button, element, pluralize, showError } from "./elements.js";
+import { $, ask, button, element, pluralize, setText, showError } from "./elements.js";
 import { get, post, setBase } from "./server.js";
 import { refresh, view } from "./predict.js";
 import { clearSelection, chooseClass, showClasses } from "./photos.js";
@@ -51,21 +51,24 @@ async function openProject(name) {
   document.body.classList.remove("choosing");
 }
 
+// A name as one word of a command.
+const quote = (name) => (/^[\w@%+=:,./-]+$/.test(name) ? name : `'${name.replaceAll("'", `'"'"'`)}'`);
+
 export function showProject() {
   const { state } = view;
   document.title = `${state.project} – dca`;
-  $("title").textContent = state.project;
-  $("subtitle").textContent = `${pluralize(state.photos, "photo")} in ${pluralize(state.classes.length, "class")}`;
+  setText($("title"), state.project);
+  setText($("subtitle"), `${pluralize(state.photos, "photo")} in ${pluralize(state.classes.length, "class")}`);
   $("undo").disabled = view.busy || !state.undo;
   $("undo").title = state.undo ? `Undo: ${state.undo}` : "Nothing to undo";
   $("redo").disabled = view.busy || !state.redo;
   $("redo").title = state.redo ? `Redo: ${state.redo}` : "Nothing to redo";
   $("teach").hidden = state.photos > 0;
-  $("board-title-count").textContent = state.classes.length;
-  $("folder").textContent = state.folder;
-  $("command").textContent = `dca predict ${state.model} IMAGE...`;
+  setText($("board-title-count"), String(state.classes.length));
+  setText($("folder"), state.folder);
+  setText($("command"), `dca predict ${quote(state.model)} IMAGE...`);
   for (const made of document.querySelectorAll("[data-download]")) if (!made.hasAttribute("aria-busy")) made.disabled = !state.accuracy && !state.method;
-  $("ship-words").textContent = state.method ? "Everything works without this page, and without a network." : "There is nothing to take away yet: first add photos of two classes.";
+  setText($("ship-words"), state.method ? "Everything works without this page, and without a network." : "There is nothing to take away yet: first add photos of two classes.");
   showClasses().catch(showError);
   showFindings().catch((error) => { if (error.status !== 404) showError(error); });
 }
