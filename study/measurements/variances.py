@@ -68,9 +68,9 @@ def measure(job: tuple[Source, int, int, bool]) -> dict[str, Any] | None:
         return None
     found = {}
     for prior in PRIORS:
-        # Infinity would make 0 / 0 of it.
+        # Infinity, and 0 where a feature is always silent, would make 0 / 0 of it.
         each = patch.object(experts, "varies_with_size", lambda x: False)
-        with each, patch.object(experts, "VARIANCE_IMAGES", min(prior, 1e12)):
+        with each, patch.object(experts, "VARIANCE_IMAGES", min(max(prior, 1e-3), 1e12)):
             method, _ = fit(task.x, task.y, source.text[task.classes], source.tau)
         with torch.no_grad():
             right = method.classify(F.normalize(task.new.float(), dim=-1)).argmax(dim=-1) == task.new_y
