@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import shutil
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from conftest import shared
-from dca import Session
+from dca import Classifier, Session
 from dca.backbones.clip import CLIP
 from dca.datasets.folder import load_folder
 from dca.datasets.sample import load_sample, write_sample
 from dca.methods.base import Problem
 from dca.methods.dca import DCA, DCAOptions
+from dca.training.loop import Trainer
 from oracles.images import Images
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -336,11 +337,31 @@ def test_what_more_photos_bring_is_expected_without_bias(load: Load) -> None:
     assert 0.93 <= covered / tasks <= 0.99
 
 
+def test_rates_are_compared_where_all_are_measured(load: Load) -> None:
+    rate = load("dca_rate")
+    row = {"dataset": "eurosat", "shots": 4, "n": 9, "classes": 10}
+    rows = [{**row, "seed": 1, "factor": f, "accuracy": 50 + 2 * f} for f in rate.FACTORS]
+    rows += [{**row, "seed": 2, "factor": 1.0, "accuracy": 10.0}]
+    lines = rate.make_table(rows).splitlines()
+    assert lines[2] == "| eurosat | 4 | 1 | 9 | 52.0 | -1.0 ± 0.0 | +2.0 ± 0.0 |"
+    assert lines[3].startswith("| all | 4 | 1 |")
+
+
+def test_a_rate_is_multiplied_and_the_rule_is_kept(load: Load) -> None:
+    rate, rule, sample = load("dca_rate"), Trainer.probe_learning_rate, load_sample()
+    few = load("dca_centre").keep_classes(replace(sample, val=sample.test), 2)
+    few = replace(few, val=few.val[:4])
+    with patch.object(rate, "Classifier", lambda method, **given: Classifier(method, epochs=1, **given)):
+        row = rate.measure(few, 1, 1, 2.0, Session(device="cpu"))
+    assert (row["factor"], row["n"]) == (2.0, 4)
+    assert Trainer.probe_learning_rate is rule
+
+
 def test_variances_are_measured_on_the_same_tasks(load: Load) -> None:
     variances, study = load("variances"), load("estimate_coverage")
     pool, text = make_pool(load)
     wide = torch.tensor([30.0] * 4 + [0.3] * 12, dtype=torch.float64)  # noise in four features hides the others
-    pool = dataclasses.replace(pool, features=F.normalize(pool.features * wide, dim=-1))
+    pool = replace(pool, features=F.normalize(pool.features * wide, dim=-1))
     row = variances.measure((study.Source("kind (words)", pool, torch.zeros_like(text), 10.0), 8, 0, False))
     assert (row["kind"], row["classes"], row["images"]) == ("kind", 6, 6 * 32)
     assert row["accuracy"]["20"] > row["accuracy"]["inf"] + 2
