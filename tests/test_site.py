@@ -112,7 +112,8 @@ def test_a_notebook_has_no_outputs(name: str) -> None:
     assert [c for c in notebook.cells if c.cell_type == "code" and (c.outputs or c.execution_count)] == []
 
 
-@pytest.mark.parametrize("name", ["photos", *(pytest.param(n, marks=pytest.mark.slow) for n in ("arrays", "research"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = read_notebook(name)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -34,6 +34,7 @@ from dca.model.classifier import Classifier
 from dca.training.session import Session
 from dca.training.support import ImageSupport
 from methods.test_experts import literal_noise
+from oracles.variances import literal_variances
 
 C, D, TAU = 4, 24, 100.0
 
@@ -142,10 +143,8 @@ def literal_probabilities(experts: Experts, n: Hyperparameters, f: Tensor) -> Te
     moved = center + r * (t - t.mean(0))
     counts = torch.bincount(y)[:, None].double()
     m = (n.text_shots * moved + counts * means) / (n.text_shots + counts)
-    nu = len(x) - len(t)
-    S = (x - means[y]).T @ (x - means[y]) / nu
-    V = (nu * S.diagonal() + 20 * S.trace() / D) / (nu + 20)
-    P = torch.linalg.inv(S + n.ridge * torch.diag(V))
+    S = (x - means[y]).T @ (x - means[y]) / (len(x) - len(t))
+    P = torch.linalg.inv(S + n.ridge * literal_variances(x, y))
     noise = literal_noise(experts.gaussian, n.text_shots, n.ridge)
     gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2 + noise
     apart = np.mean([1 - float(a @ b) for i, a in enumerate(x) for b in x[:i]])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared.experts import KernelRidge, LandmarkRidge, TextGaussian, image_weights
+from oracles.variances import literal_variances
 
 
 def unit(*shape: int, seed: int) -> Tensor:
@@ -41,16 +42,6 @@ def literal(
     scores = z @ P @ m.T - (m @ P * m).sum(-1) / 2 + literal_noise(source, k, g)
     squares = torch.stack([((z - c) @ P * (z - c)).sum(-1) for c in m], dim=1)
     return scores, squares
-
-
-def literal_variances(x: Tensor, y: Tensor) -> Tensor:
-    """V of images (N, D) with labels (N,), as a matrix (D, D)."""
-    total, nu = torch.zeros(x.shape[1], dtype=torch.float64), len(x) - len(set(y.tolist()))
-    for c in set(y.tolist()):
-        for one in x[y == c]:
-            total += (one - x[y == c].mean(0)) ** 2
-    mean = total.sum() / nu / x.shape[1]
-    return torch.diag((total + 20 * mean) / (nu + 20))
 
 
 def literal_noise(source: TextGaussian, k: float, g: float) -> Tensor:

@@ -67,7 +67,11 @@ def finished(name: str, **options: object) -> Method:
     return method.build_head()
 
 
-DEFAULTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(all_methods())]
+# What methods of several kinds export; the others take the time of the test, not another way.
+USUAL = ("clip_svd", "closed_form", "coop", "dca", "gallop", "maple", "tip_adapter_f", "two_sfs")
+DEFAULTS = [
+    pytest.param(name, {}, id=name, marks=[] if name in USUAL else [pytest.mark.slow]) for name in sorted(all_methods())
+]
 
 
 @pytest.mark.parametrize(("name", "options"), [*DEFAULTS, *HEADS])

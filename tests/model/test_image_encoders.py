@@ -26,7 +26,7 @@ def few() -> Dataset:
     return load_sample(per_class_train=6, per_class_test=2)
 
 
-@pytest.fixture(scope="module", params=[LITE, POOL])
+@pytest.fixture(scope="module", params=[pytest.param(LITE, marks=pytest.mark.slow), POOL])
 def model(request: pytest.FixtureRequest, few: Dataset) -> Classifier:
     return Classifier(backbone=request.param, device="cpu").fit(few)
 

@@ -19,6 +19,7 @@ from dca.stats.conformal import (
     smallest_p_value,
     threshold_ranks,
 )
+from oracles.variances import literal_variances
 
 NUMBERS = Hyperparameters(1.0, 1.0, 0.5, 0.02, 2.0, 0.1)
 
@@ -127,7 +128,7 @@ def make(seed: int, shots: int = 10, classes: int = 3, D: int = 6) -> tuple[Conf
 
 
 def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> Tensor:
-    """-log p (B, C) of images f by the closed form without image `left`; λ, ν, t̃ and the kernel's λ held fixed."""
+    """-log p (B, C) of images f by the closed form without image `left`; V, ν, t̃ and the kernel's λ held fixed."""
     (experts,), n = answers.experts.parts, NUMBERS
     source = experts.gaussian
     keep = torch.tensor([i != left for i in range(len(source.x))])
@@ -135,9 +136,8 @@ def literal_log_p(answers: ConformalPredictor, left: int | None, f: Tensor) -> T
     means = torch.stack([x[y == c].mean(0) for c in range(len(source.text))])
     counts = torch.bincount(y)[:, None].double()
     m = (n.text_shots * source.moved_text + counts * means) / (n.text_shots + counts)
-    eye = torch.eye(x.shape[1], dtype=torch.float64)
-    ridge = n.ridge * source.residuals.square().sum() / source.nu / x.shape[1]
-    P = torch.linalg.inv((x - means[y]).T @ (x - means[y]) / source.nu + ridge * eye)
+    ridge = n.ridge * literal_variances(source.x, source.labels)
+    P = torch.linalg.inv((x - means[y]).T @ (x - means[y]) / source.nu + ridge)
     gaussian = f @ P @ m.T - (m @ P * m).sum(-1) / 2
     kernel = experts.kernel
     assert kernel is not None
