@@ -85,6 +85,7 @@ def test_held_out_predictions_go_into_the_program(hundred: Dataset, tmp_path: Pa
     assert in_batches(tmp_path, [hundred.test[0].image], 1).ranks is not None
 
 
+@pytest.mark.slow
 def test_a_pool_is_one_file_with_all_towers(pool: Photos) -> None:
     files = {path.name for path in pool.folder.iterdir()}
     assert files == {"model.onnx", "classes.json", "predict.py"}
@@ -92,6 +93,7 @@ def test_a_pool_is_one_file_with_all_towers(pool: Photos) -> None:
     assert [given["shape"] for given in about["inputs"]] == [["batch", 64, 64, 3], ["batch", 224, 224, 3]]
 
 
+@pytest.mark.slow
 def test_the_default_with_its_pool_is_equal_on_photos(pool: Photos) -> None:
     require_equal(pool.model, pool.folder, pool.others, tolerance=1e-5)
 

@@ -94,7 +94,7 @@ def test_a_server_killed_at_file_events_has_all_that_was_confirmed(
         require_start(folder)
 
 
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.slow)], ids=["few", "all"])
 def test_a_full_disk_is_answered_with_507_and_loses_nothing(every: int, closed_form: Path, tmp_path: Path) -> None:
     events = act_in_child(closed_form, tmp_path)[1].events
     for number in range(0, len(events), every):

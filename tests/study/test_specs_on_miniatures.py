@@ -24,6 +24,7 @@ from dca.study.worker import Worker
 
 Make = Callable[[str], Path]
 LARGE = ("paper/domain-shift", "cross-dataset")
+LONG = ("selection", "paper/few-shot")
 SMALL = [name for name in list_shipped() if name not in LARGE]
 # Images per class of the miniatures: one validation image is drawn, another measured on.
 PER_CLASS = {"train": 2, "val": 2, "test": 1}
@@ -64,7 +65,7 @@ def require_done(cells: Iterable[Cell], make: Make, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "selection" else name for name in SMALL]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SMALL]
 )
 def test_a_cell_of_every_row_runs(name: str, make: Make, tiny_folder: Path, tmp_path: Path):
     require_done(one_of_each(name, tiny_folder, epochs=1), make, tmp_path)
