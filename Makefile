@@ -29,7 +29,7 @@ demo: $(DEMO)
 	$(BIN)/dca demo --overwrite
 
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The page in a real browser. Debian's chromium is used where it is installed, else one that playwright fetches.
 CHROMIUM := $(or $(DCA_CHROMIUM),$(shell command -v chromium chromium-browser google-chrome 2>/dev/null | head -n 1))

@@ -260,7 +260,8 @@ def test_an_export_that_was_moved_aside_is_not_replaced_unasked(world: World) ->
     assert snapshot(root) == snapshot(world.before)
 
 
-@pytest.mark.parametrize("name", CASES)
+# The others are killed at every event by `make test-slow`.
+@pytest.mark.parametrize("name", ["add-class", "fit --overwrite", "export", "predict -o"])
 def test_a_command_killed_at_a_few_events_loses_nothing(world: World, name: str) -> None:
     kill_at(world, CASES[name], choose_few, can_exchange=name != "rename-class")
 

@@ -25,6 +25,7 @@ def run(*arguments: object, folder: Path, path: list[Path]) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_it_is_installed_found_and_passes_every_check(tmp_path: Path, dca: Any) -> None:
     pytest.importorskip("setuptools", "70.1", reason="needs setuptools 70.1, which builds the package")
     package, site = tmp_path / "dca-my-own", tmp_path / "site"

@@ -19,6 +19,7 @@ from dca.report.assemble import make_model_page
 from serve.serving import client_of, picture, service_of
 
 LITE, POOL = "efficientnet-lite0", "mini,efficientnet-lite0"
+OTHERS = ("gda", "linear_probe", "tip_adapter", "tip_adapter_f")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_the_server_predicts_corrects_and_refits(saved: Path) -> None:
         assert refitted.status_code == 200, refitted.text
 
 
-@pytest.mark.parametrize("method", ["closed_form", "gda", "linear_probe", "tip_adapter", "tip_adapter_f"])
+@pytest.mark.parametrize("method", ["closed_form", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_methods_over_image_features_need_no_text(method: str, few: Dataset) -> None:
     options = {"epochs": 1, "train_views": 1, "views": 0} if method == "tip_adapter_f" else {}
     options |= {"views": 0} if method == "tip_adapter" else {}

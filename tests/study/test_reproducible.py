@@ -78,6 +78,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "one", root / "two"
 
 
+@pytest.mark.slow
 def test_two_processes_agree_on_ids_draws_and_accuracies(places: tuple[Path, Path]):
     with elsewhere(places[0], 1, 1) as one, elsewhere(places[1], 4242, 2) as other:
         first, second = (json.loads(process.communicate(timeout=PATIENCE)[0]) for process in (one, other))

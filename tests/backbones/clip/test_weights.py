@@ -57,6 +57,7 @@ def test_features_equal_transformers_on_a_tiny_checkpoint_it_saved(
     assert_same_features(CLIP.from_pretrained(tmp_path / "clip"), model, ["a photo of a cat.", "dog", "x" * 90])
 
 
+@pytest.mark.slow
 def test_features_equal_transformers_in_vit_b_16_shape(tmp_path: Path, tiny_folder: Path) -> None:
     """The real sizes of both towers; the vocabulary is the small one, so that the test stays quick."""
     vocab = len(small_vocabulary()[0])
