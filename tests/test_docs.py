@@ -143,7 +143,12 @@ def typed(page: str) -> list[str]:
     return [command for command in commands(page) if not NOT_HERE.search(command)]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if typed(page)])
+def mark_long(page: str) -> object:
+    """A page as a parameter; one that exports several times takes long."""
+    return pytest.param(page, marks=[pytest.mark.slow] if page == "docs/export.md" else [])
+
+
+@pytest.mark.parametrize("page", [mark_long(page) for page in PAGES if typed(page)])
 def test_commands_of_the_page_work(page: str, desk: Path) -> None:
     for command in typed(page):
         run_command(command)

@@ -341,6 +341,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
+@pytest.mark.slow
 def test_hostile_archives_are_refused_within_400_mb(tmp_path: Path) -> None:
     paths = [attack(tmp_path / f"{n}.pt") for n, attack in enumerate(HOSTILE.values())]
     run = subprocess.run([sys.executable, "-c", LIMITED, *paths], capture_output=True, text=True, check=False)

@@ -27,6 +27,7 @@ def pixels_of(method: Method, image: Image.Image) -> torch.Tensor:
     return method.clip.preprocess([image])
 
 
+@pytest.mark.slow
 def test_relevance_agrees_with_occlusion(model: Classifier, sample: Dataset) -> None:
     method, found = model.method_, []
     for item in sample.test[::10]:

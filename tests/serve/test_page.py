@@ -141,6 +141,7 @@ def test_controls_can_be_reached_and_have_names(live: Start, open_page: Callable
     assert any("answer" in name for name in reached)
 
 
+@pytest.mark.slow
 def test_a_second_tab_follows(live: Start, open_page: Callable[..., Page], images: list[Path]):
     address = live().address
     first, second = open_page(address), open_page(address)
