@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paired import print_tables
+from paired import add_page_options, print_tables
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -239,8 +239,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--shots", type=lambda text: [int(k) for k in text.split(",")], default=list(SHOTS))
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
-    parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
+    add_page_options(parser)
     chosen = parser.parse_args()
     tables = read_json(chosen.show) if chosen.show else measure_all(chosen.data, chosen.shots)
     if chosen.json:

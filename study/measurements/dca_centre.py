@@ -28,7 +28,7 @@ from typing import Any
 
 import click
 import torch
-from paired import format_table, print_tables, read_rows, write_rows
+from paired import add_page_options, format_table, print_tables, read_rows, write_rows
 from torch import Tensor
 
 from dca import Classifier, LabelledImage, Session
@@ -141,8 +141,7 @@ def main() -> int:
     parser.add_argument("--backbone", default="mini")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="add the rows to this file")
-    parser.add_argument("--show", type=Path, help="only print the table of such a file")
-    parser.add_argument("--page", type=Path, help="also put the table between the marks of this script on a page")
+    add_page_options(parser)
     chosen = parser.parse_args()
     rows = read_rows(chosen.json) if chosen.json and chosen.json.is_file() else []
     session = Session(device=chosen.device)

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import click
 import torch
 from dca_centre import keep_classes
-from paired import format_table, print_tables, read_rows, write_rows
+from paired import add_page_options, format_table, print_tables, read_rows, write_rows
 
 from dca import Classifier, Session
 from dca.core.progress import silent
@@ -78,8 +78,7 @@ def main() -> int:
     parser.add_argument("data", nargs="*", help="dataset folders, as `dca fit` takes them")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the rows here as they come, and keep those it has")
-    parser.add_argument("--show", type=Path, help="only print the table of such a file")
-    parser.add_argument("--page", type=Path, help="also put the table between the marks of this script on a page")
+    add_page_options(parser)
     chosen = parser.parse_args()
     rows = read_rows(chosen.show or chosen.json) if chosen.show or (chosen.json and chosen.json.is_file()) else []
     session = Session(device="cpu")

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from closed_form import area_under_curve, draw_task, existing_items
 from numpy.typing import NDArray
-from paired import format_table, print_tables, read_rows, write_rows
+from paired import add_page_options, format_table, print_tables, read_rows, write_rows
 
 from dca import Classifier, Session
 from dca.datasets import load_dataset
@@ -228,8 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*")
     parser.add_argument("--json", type=Path, help="write the figures here, and go on where they end")
-    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
-    parser.add_argument("--page", type=Path, help="also put them between their marks on a page")
+    add_page_options(parser)
     parser.add_argument("--one-shot", action="store_true", help="one image per class, on validation images")
     chosen = parser.parse_args()
     datasets, session = [load_dataset(place) for place in chosen.data], Session()

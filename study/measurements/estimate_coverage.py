@@ -42,7 +42,7 @@ import click
 import numpy as np
 import torch
 from estimate_task import Photos
-from paired import format_table, print_tables, read_rows, write_rows
+from paired import add_page_options, format_table, print_tables, read_rows, write_rows
 from rejection import HELD_BACK, OPEN, Pool, draw_task, encode_dataset, read_features
 from rivals import encode_texts, read_named_caltech
 from torch import Tensor
@@ -317,8 +317,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the figures here after every row, and keep those it has")
     parser.add_argument("--again", action="store_true", help="measure this tree again in the rows that the file has")
-    parser.add_argument("--show", type=Path, help="only print the table of such a file")
-    parser.add_argument("--page", type=Path, help="also put the table between its marks on a page")
+    add_page_options(parser)
     chosen = parser.parse_args()
     if chosen.show:
         rows = read_rows(chosen.show)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from clip_features import Given, Rows
 from estimate_coverage import Source, read_sources
-from paired import format_table, print_tables, read_rows, write_rows
+from paired import add_page_options, format_table, print_tables, read_rows, write_rows
 from rejection import HELD_BACK, Task, draw_task
 from torch import Tensor
 from torch.nn import functional as F
@@ -148,8 +148,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=20, help="of every set")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--json", type=Path, help="write the figures here as they come, and keep those it has")
-    parser.add_argument("--show", type=Path, help="only print the table of such a file")
-    parser.add_argument("--page", type=Path, help="also put the table between its marks on a page")
+    add_page_options(parser)
     parser.add_argument(
         "--choose", action="store_true", help="only sets and parts of them that constants may be chosen on"
     )

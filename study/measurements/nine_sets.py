@@ -34,7 +34,7 @@ from typing import Any
 import click
 import torch
 from clip_features import index_by_name, measure_accuracy
-from paired import format_table, print_tables, read_rows, write_rows
+from paired import add_page_options, format_table, print_tables, read_rows, write_rows
 from rejection import Pool, encode_dataset, read_features
 from rivals import Draw, Source, draw_rows, encode_texts, predict, read_sources
 from safetensors.torch import load_file
@@ -301,8 +301,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--json", type=Path, help="write the figures here after every row")
     parser.add_argument("--again", nargs="*", default=[], help="methods to measure again in the rows that it has")
-    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
-    parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
+    add_page_options(parser)
     chosen = parser.parse_args()
     if chosen.show:
         rows: Rows = read_rows(chosen.show)

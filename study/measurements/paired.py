@@ -88,9 +88,14 @@ def make_parser(about: str | None) -> argparse.ArgumentParser:
     made.add_argument("--backbone", default="mini")
     made.add_argument("--device", default="auto")
     made.add_argument("--json", type=Path, help="write the figures here after every row")
-    made.add_argument("--show", type=Path, help="only print the tables of such a file")
-    made.add_argument("--page", type=Path, help="also put the tables between the marks of this script on a page")
+    add_page_options(made)
     return made
+
+
+def add_page_options(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a script whose figures are kept in a file and whose tables stand on a page."""
+    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
+    parser.add_argument("--page", type=Path, help="also put the tables between the marks of this script on a page")
 
 
 def print_tables(tables: str, script: str, page: Path | None) -> None:

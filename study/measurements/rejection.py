@@ -29,7 +29,7 @@ from typing import Any
 import click
 import torch
 from closed_form import area_under_curve, existing_items
-from paired import print_tables
+from paired import add_page_options, print_tables
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -326,8 +326,7 @@ def main() -> None:
     parser.add_argument("--held-back", action="store_true", help="the sets that nothing was chosen on")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
-    parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
+    add_page_options(parser)
     chosen = parser.parse_args()
     if chosen.show:
         rows = read_json(chosen.show)["rows"]

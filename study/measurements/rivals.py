@@ -35,7 +35,7 @@ import click
 import numpy as np
 import torch
 from clip_features import Given, Rows, index_by_name
-from paired import format_table, print_tables, read_rows, write_rows
+from paired import add_page_options, format_table, print_tables, read_rows, write_rows
 from rejection import Pool, encode_dataset, read_features
 from safetensors.torch import load_file
 from torch import Tensor
@@ -321,8 +321,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--json", type=Path, help="write the figures here after every row, and keep those it has")
     parser.add_argument("--again", action="append", default=[], metavar="METHOD", help="measure it again; repeatable")
-    parser.add_argument("--show", type=Path, help="only print the tables of such a file")
-    parser.add_argument("--page", type=Path, help="also put the tables between their marks on a page")
+    add_page_options(parser)
     chosen = parser.parse_args()
     if chosen.show:
         rows = read_rows(chosen.show)

@@ -27,8 +27,8 @@ from unittest.mock import patch
 import torch
 from closed_form import existing_items
 from estimate_coverage import Source, read_sources
-from more_photos import fit, keep_open_parts
-from paired import format_table, print_tables, read_rows, write_rows
+from more_photos import CLASSES, fit, keep_open_parts
+from paired import add_page_options, format_table, print_tables, read_rows, write_rows
 from rejection import LEAST_NEW, Pool, draw_task
 from torch.nn import functional as F
 
@@ -38,7 +38,7 @@ from dca.methods.shared import experts
 
 SCRIPT = "study/measurements/variances.py"
 PRIORS = (math.inf, 100.0, 20.0, 5.0, 0.0)
-SHOTS, FEW_CLASSES = (2, 4, 8), 6
+SHOTS = (2, 4, 8)
 # Tasks of six classes, and of all.
 TASKS, TASKS_OF_ALL = 20, 3
 
@@ -61,7 +61,7 @@ def measure(job: tuple[Source, int, int, bool]) -> dict[str, Any] | None:
     torch.set_num_threads(1)
     source, shots, seed, every = job
     counts = torch.bincount(source.pool.labels)
-    classes = int((counts >= shots + LEAST_NEW).sum()) if every else FEW_CLASSES
+    classes = int((counts >= shots + LEAST_NEW).sum()) if every else CLASSES
     if 2 * classes < int((counts > 0).sum()) and every:
         return None
     if (task := draw_task(source.pool, (shots,) * classes, seed, unknown=False)) is None:
@@ -69,7 +69,7 @@ def measure(job: tuple[Source, int, int, bool]) -> dict[str, Any] | None:
     found = {}
     for prior in PRIORS:
         # Infinity, and 0 where a feature is always silent, would make 0 / 0 of it.
-        each = patch.object(experts, "varies_with_size", lambda x: False)
+        each = patch.object(experts, "is_nonnegative", lambda x: False)
         with each, patch.object(experts, "VARIANCE_IMAGES", min(max(prior, 1e-3), 1e12)):
             method, _ = fit(task.x, task.y, source.text[task.classes], source.tau)
         with torch.no_grad():
@@ -91,7 +91,7 @@ def make_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for (every, shots, kind), own in sorted(groups.items(), key=lambda group: group[0]):
         base = statistics.mean(row["accuracy"][first] for row in own)
-        cells = ["all" if every else str(FEW_CLASSES), str(shots), kind, str(len(own)), f"{base:.1f}"]
+        cells = ["all" if every else str(CLASSES), str(shots), kind, str(len(own)), f"{base:.1f}"]
         for prior in others:
             gains = [row["accuracy"][prior] - row["accuracy"][first] for row in own]
             half = 1.96 * statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
@@ -107,8 +107,7 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help="folder of precomputed features")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--show", type=Path, help="only print the table of such a file")
-    parser.add_argument("--page", type=Path, help="also put the table between its marks on a page")
+    add_page_options(parser)
     chosen = parser.parse_args()
     if chosen.show:
         rows = read_rows(chosen.show)

@@ -78,8 +78,8 @@ BLOCK = 4096
 VARIANCE_IMAGES = 20.0
 
 
-def varies_with_size(x: Tensor) -> bool:
-    """Whether no feature (N, D) has a negative value, so that those that say little also vary little."""
+def is_nonnegative(x: Tensor) -> bool:
+    """Whether no feature (N, D) has a negative value, as behind a ReLU: those that say little then vary little."""
     return bool((x >= 0).all())
 
 
@@ -168,7 +168,7 @@ class TextGaussian:
         """V^½, (D,)."""
         variances = self.residuals.square().sum(dim=0) / self.nu
         mean = variances.mean().clamp_min(1e-12)
-        if not self.can_hold_out or varies_with_size(self.x):
+        if not self.can_hold_out or is_nonnegative(self.x):
             return mean.sqrt().expand_as(variances)
         return ((self.nu * variances + VARIANCE_IMAGES * mean) / (self.nu + VARIANCE_IMAGES)).sqrt()
 
