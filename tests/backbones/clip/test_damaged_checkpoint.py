@@ -21,8 +21,9 @@ STRANGE = [None, True, 0, -1, 10**12, 10**30, 1.5, float("nan"), "", "gelu", [],
 
 
 @pytest.fixture
-def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
+def folder(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to damage. Other tests must not be led to it: where a backbone was last loaded from is remembered."""
+    monkeypatch.setenv("DCA_CACHE", str(tmp_path / "cache"))
     return Path(shutil.copytree(tiny_folder, tmp_path / "clip"))
 
 
