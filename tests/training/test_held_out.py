@@ -8,74 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
 from PIL import Image
 
 from conftest import make_clip
 from dca.backbones.clip import CLIP
+from dca.core import seeds
 from dca.core.errors import UserError
 from dca.datasets.dataset import Dataset, LabelledImage
 from dca.features.store import FeatureStore
 from dca.images import decode
 from dca.methods.base import HeldOutPredictions
 from dca.methods.registry import get_method
+from dca.stats.folds import assign_folds
 from dca.training import held_out as module
 from dca.training.context import FitContext
 from dca.training.evaluate import predict_probabilities
 from dca.training.fit import fit
-from dca.training.held_out import PREDICTED, NothingHeldOutError, assign_folds, number_of_folds, predict_held_out
+from dca.training.held_out import PREDICTED, NothingHeldOutError, predict_held_out
 from dca.training.resume import FOLDS, METRICS, STATE
 from dca.training.session import Session
 from dca.training.support import ImageSupport
 
-# Label and group of each image; groups may span classes.
-IMAGES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 15)), min_size=1, max_size=60)
-
-
-@given(IMAGES, st.integers(2, 5), st.integers(0, 99))
-def test_folds_keep_groups_together_and_every_class_in_training(images: list[tuple[int, int]], K: int, seed: int):
-    labels, groups = (np.array(column) for column in zip(*images, strict=True))
-    found = assign_folds(labels, groups, K, seed)
-    assert set(found.tolist()) <= {-1, *range(K)}
-    for group in set(groups.tolist()):
-        assert len(set(found[groups == group].tolist())) == 1
-    for fold in range(K):
-        assert set(labels[found != fold].tolist()) == set(labels.tolist()), "every class keeps a training image"
-    for label in set(labels.tolist()):
-        if len(set(groups[labels == label].tolist())) == 1:
-            assert (found[labels == label] == -1).all()
-    assert (found == assign_folds(labels, groups, K, seed)).all()
-
-
-@given(st.lists(st.integers(1, 12), min_size=2, max_size=8), st.integers(0, 99))
-def test_folds_of_images_without_copies_are_stratified(counts: list[int], seed: int):
-    labels = np.repeat(np.arange(len(counts)), counts)
-    groups = np.arange(len(labels))
-    K = number_of_folds(labels, groups)
-    assert max(2, min(5, max(counts))) == K
-    found = assign_folds(labels, groups, K, seed)
-    for label, count in enumerate(counts):
-        each = np.bincount(found[labels == label] + 1, minlength=K + 1)
-        if count == 1:
-            assert each[0] == 1
-            continue
-        assert each[0] == 0, "every image of a class with two can be left out"
-        assert each[1:].max() - each[1:].min() <= 1
-
-
 # A method over frozen features that has no leave-one-out of its own.
 FOLDED: dict[str, Any] = {"views": 0, "shrinkage": "oas"}
-
-
-def test_other_seeds_give_other_folds():
-    labels, groups = np.repeat([0, 1], 10), np.arange(20)
-    assert (assign_folds(labels, groups, 5, 1) != assign_folds(labels, groups, 5, 2)).any()
-
-
-def test_the_number_of_folds_counts_groups_not_images():
-    assert number_of_folds(np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 2, 3])) == 2
-    assert number_of_folds(np.array([0, 0, 0, 1, 1]), np.array([0, 4, 1, 2, 3])) == 3
 
 
 def pattern(seed: int) -> Image.Image:
@@ -110,28 +66,27 @@ def held(
 
 def test_each_fold_is_predicted_by_a_fit_on_the_others(session: Session, clip: CLIP):
     """Literally: one fit per fold, and the folds as `assign_folds` has them; also with validation images."""
-    source = drawn((4, 3, 1), val=tuple(LabelledImage(pattern(500 + n), n % 3) for n in range(6)))
+    source = drawn((4, 2, 1), val=tuple(LabelledImage(pattern(500 + n), n % 3) for n in range(6)))
     found = held("gda", source, session, clip, **FOLDED)
     assert found.how == "4-fold cross-validation"
     labels = np.array([item.label for item in source.train])
-    numbers = assign_folds(labels, np.arange(len(labels)), 4, 1)
+    order = torch.randperm(len(labels), generator=seeds.generator(1, "folds")).numpy()
+    left_out = assign_folds(labels, np.arange(len(labels)), order, 4)
     kind = get_method("gda")
     whole, _ = fit(kind, kind.parse_options(FOLDED), source, FitContext(session=session, encoder=clip, seed=1))
     alpha = float(whole.alpha)  # type: ignore[arg-type]  # folds keep what the search found
+    options = kind.parse_options({**FOLDED, "alpha": alpha})
     for i, item in enumerate(source.train):
-        if numbers[i] == -1:
-            assert np.isnan(found.probabilities[i]).all()
-            continue
-        rest = tuple(other for other, fold in zip(source.train, numbers, strict=True) if fold != numbers[i])
-        part = dataclasses.replace(source, train=rest)
-        method, _ = fit(
-            kind,
-            kind.parse_options({**FOLDED, "alpha": alpha}),
-            part,
-            FitContext(session=session, encoder=clip, seed=1),
-        )
-        (p,) = predict_probabilities([method], [item.image], session)
-        assert found.probabilities[i] == pytest.approx(p[0], abs=1e-3)
+        each = []
+        for out in left_out[left_out[:, i]]:
+            rest = tuple(other for other, left in zip(source.train, out, strict=True) if not left)
+            part = dataclasses.replace(source, train=rest)
+            method, _ = fit(kind, options, part, FitContext(session=session, encoder=clip, seed=1))
+            (p,) = predict_probabilities([method], [item.image], session)
+            each.append(p[0])
+        assert len(each) == {0: 1, 1: 2, 2: 0}[item.label], "those of a rare class are left out again"
+        if each:
+            assert found.probabilities[i] == pytest.approx(np.mean(each, axis=0), abs=1e-3)
     assert found.known.tolist() == [y != 2 for y in labels]
 
 

@@ -301,20 +301,6 @@ class HeldOutPredictions:
         return np.asarray(np.isfinite(self.probabilities).all(axis=1))
 
 
-def fold_shortage(labels: NDArray[np.int64], fold_of: NDArray[np.int64]) -> float:
-    """`HeldOutPredictions.shortage` of folds: labels, fold_of (N,), -1 for images that are in no fold.
-
-    >>> fold_shortage(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]))
-    0.5
-    """
-    means = []
-    for label in np.unique(labels[fold_of >= 0]):
-        own = fold_of[labels == label]
-        left = np.array([len(own) - int((own == fold).sum()) for fold in own[own >= 0]])
-        means.append(float(np.mean(1 / left - 1 / len(own))))
-    return float(np.mean(means)) if means else 0.0
-
-
 @dataclass(frozen=True)
 class CurvePoint:
     """Accuracy with a number of training images.

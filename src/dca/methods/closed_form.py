@@ -34,7 +34,7 @@ from dca.backbones.encoder import Ability, Encoder
 from dca.backbones.pool import Pool
 from dca.core.errors import UserError
 from dca.core.options import option
-from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support, fold_shortage
+from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
 from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import TextGaussian
 from dca.methods.shared.familiarity import Familiarity
@@ -53,6 +53,7 @@ from dca.methods.shared.product_of_experts import (
     text_gain,
 )
 from dca.stats.conformal import ClassRanks
+from dca.stats.folds import fold_shortage
 
 # Share of the uncertainty that names must remove to be of use; random names remove less by chance.
 NO_TEXT = 0.02
@@ -126,11 +127,9 @@ class ClosedForm(FrozenMethod):
         """By models that are fitted again where there are few images, else by `leave_one_out`."""
         if not self.can_be_refitted:
             return self.leave_one_out(fixed_shares=True)
-        folds = self._refits.fold_of.numpy()
+        shortage = fold_shortage(self.experts.labels.numpy(), self._refits.left_out)
         return HeldOutPredictions(
-            self._refits.logits.softmax(dim=-1).numpy(),
-            f"{self._refits.folds}-fold cross-validation",
-            fold_shortage(self.experts.labels.numpy(), folds),
+            self._refits.probabilities.numpy(), f"{self._refits.folds}-fold cross-validation", shortage
         )
 
     def leave_one_out(self, *, fixed_shares: bool = False) -> HeldOutPredictions:

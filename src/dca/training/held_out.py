@@ -22,8 +22,9 @@ from dca.core import seeds
 from dca.core.errors import UserError
 from dca.core.files import json_digest, write_bytes
 from dca.datasets.dataset import Dataset
-from dca.methods.base import HeldOutPredictions, Method, TrainedMethod, TrainingOptions, fold_shortage
+from dca.methods.base import HeldOutPredictions, Method, TrainedMethod, TrainingOptions
 from dca.methods.registry import choose_encoder
+from dca.stats.folds import assign_folds, fold_shortage, number_of_folds
 from dca.training.context import FitContext, fold_progress, prefix_progress
 from dca.training.evaluate import predict_probabilities
 from dca.training.fit import fit
@@ -33,7 +34,6 @@ from dca.training.support import ImageSupport
 MOST_FOLDS = 5
 # What is kept of a finished fold.
 PREDICTED = "predicted.safetensors"
-Labels = NDArray[np.int64]
 
 
 class NothingHeldOutError(UserError):
@@ -76,38 +76,7 @@ def count_fits(kind: type[Method], source: Dataset, *, estimate: bool) -> int:
     if not (estimate and issubclass(kind, TrainedMethod)):
         return 1
     labels = np.array([item.label for item in source.train])
-    return number_of_folds(labels, np.arange(len(labels)))
-
-
-def number_of_folds(labels: Labels, groups: Labels, most: int = MOST_FOLDS) -> int:
-    """K: `most`, or the largest number of groups that a class has, and at least 2. labels, groups: (N,)."""
-    _, counts = np.unique(np.unique(np.stack([labels, groups]), axis=1)[0], return_counts=True)
-    return max(2, min(most, int(counts.max(initial=0))))
-
-
-def assign_folds(labels: Labels, groups: Labels, K: int, seed: int) -> Labels:
-    """Fold of each image, (N,): 0 to K - 1, or -1 for images that always stay in training.
-
-    labels, groups: (N,). The groups of each class are dealt out to the folds in random order, each class going on where
-    the one before it stopped, so that folds are about equally large. Images of a group are in one fold. Every class
-    keeps an image in training: classes of a single group stay there. Classes follow each other as their first images
-    do, so that their numbers do not matter.
-    """
-    members: dict[int, set[int]] = {}  # group -> its classes, the first image's first
-    of_class: dict[int, list[int]] = {}
-    for label, group in zip(labels.tolist(), groups.tolist(), strict=True):
-        if group not in members:
-            of_class.setdefault(label, []).append(group)
-        members.setdefault(group, set()).add(label)
-    fold_of: dict[int, int] = {}
-    for number, own in enumerate(of_class.values()):
-        for index in torch.randperm(len(own), generator=seeds.generator(seed, "folds", number)).tolist():
-            fold_of[own[index]] = len(fold_of) % K
-    for label in dict.fromkeys(labels.tolist()):
-        own = [group for group, classes in members.items() if label in classes]
-        if len({fold_of[group] for group in own}) == 1 and fold_of[own[0]] >= 0:
-            fold_of[own[0]] = -1
-    return np.array([fold_of[group] for group in groups.tolist()], dtype=np.int64)
+    return number_of_folds(labels, np.arange(len(labels)), MOST_FOLDS)
 
 
 @dataclass(frozen=True)
@@ -123,18 +92,23 @@ class Folds:
         """Cross-validation of the training images in at most `most` folds."""
         labels, groups = support.labels.cpu().numpy(), support.groups.cpu().numpy()
         K = number_of_folds(labels, groups, most)
-        fold_of = assign_folds(labels, groups, K, self.context.seed)
-        probabilities = self.predict_folds(fold_of, K)
-        return HeldOutPredictions(probabilities, f"{K}-fold cross-validation", fold_shortage(labels, fold_of))
+        order = torch.randperm(len(labels), generator=seeds.generator(self.context.seed, "folds")).numpy()
+        left_out = assign_folds(labels, groups, order, K)
+        probabilities = self.predict_folds(left_out)
+        return HeldOutPredictions(probabilities, f"{K}-fold cross-validation", fold_shortage(labels, left_out))
 
-    def predict_folds(self, fold_of: Labels, K: int) -> NDArray[np.float64]:
-        """Probabilities (N, C) of all images; NaN for images in no fold. fold_of: (N,) fold of each image."""
-        probabilities = np.full((len(fold_of), len(self.dataset.names)), np.nan)
-        for fold in range(K):
-            if (left_out := fold_of == fold).any():
+    def predict_folds(self, left_out: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Probabilities (N, C) of all images, the mean over folds that leave an image out; NaN where none does.
+
+        left_out: (K, N), of `stats.folds.assign_folds`.
+        """
+        K, N = left_out.shape
+        total, times = np.zeros((N, len(self.dataset.names))), left_out.sum(axis=0)
+        for fold, out in enumerate(left_out):
+            if out.any():
                 context = self.context.with_progress(partial(fold_progress, fold=fold, K=K))
-                probabilities[left_out] = self.predict(left_out, context.part(f"{fold + 1}-of-{K}", fits=K - fold))
-        return probabilities
+                total[out] += self.predict(out, context.part(f"{fold + 1}-of-{K}", fits=K - fold))
+        return np.divide(total, times[:, None], out=np.full_like(total, np.nan), where=times[:, None] > 0)
 
     def predict(self, left_out: NDArray[np.bool_], context: FitContext) -> NDArray[np.float64]:
         """Probabilities (n, C) of the n images left out; a finished fold in the context's folder is read there."""

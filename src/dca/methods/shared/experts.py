@@ -69,6 +69,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.shared.class_features import ClassFeatures
+from dca.stats.intervals import effective_images
 
 # Most images that a choice looks at, which bounds its time.
 MAX_VOTERS = 4096
@@ -76,6 +77,9 @@ MAX_VOTERS = 4096
 BLOCK = 4096
 # n₀: images that the mean variance of all features counts as in the variance of each. Chosen on validation images.
 VARIANCE_IMAGES = 20.0
+# Nothing is chosen where the largest class has `RARE` times as many images that can be left out as the smallest, and
+# all are worth fewer than `FEW_VOTES` of balanced classes. Chosen on training and validation images.
+RARE, FEW_VOTES = 4, 30
 
 
 def is_nonnegative(x: Tensor) -> bool:
@@ -150,8 +154,17 @@ class TextGaussian:
 
     @cached_property
     def can_choose(self) -> bool:
-        """Whether hyperparameters can be chosen by images that are left out: enough, of two classes or more."""
-        return self.can_hold_out and len(torch.unique(self.labels[self.peers])) > 1
+        """Whether hyperparameters can be chosen by images that are left out: enough, of two classes or more.
+
+        Where classes are rare and votes few (`RARE`, `FEW_VOTES`), a handful of images would decide.
+        """
+        if not self.can_hold_out:
+            return False
+        voting = torch.stack([self.labels, self.groups], dim=1)[self.peers].unique(dim=0)
+        counts = torch.bincount(voting[:, 0])
+        votes = counts[counts > 0]
+        rare = bool(votes.max() >= RARE * votes.min())
+        return len(votes) > 1 and not (rare and effective_images(voting[:, 0]) < FEW_VOTES)
 
     @cached_property
     def residuals(self) -> Tensor:

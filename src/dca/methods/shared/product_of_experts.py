@@ -11,10 +11,10 @@ an image: the Gaussian head of `experts.TextGaussian` (k, g), zero-shot CLIP, an
 chosen, each pair with the scales of Gaussian and text that suit it best; then ρ, each with the scales of all three.
 Every class has the same weight, and every label is smoothed, so that scales stay finite where no image is mistaken.
 Where too few images can be left out (fewer than half have another image of their class, or those of one class only),
-leave-one-out says nothing.
-Zero-shot CLIP was not trained on the images either, so they measure what text is worth: with b the scale of least
-log-loss, gain = 1 - log-loss / log C the share of the uncertainty that text removes, and L the mean length of the class
-means about their centre,
+leave-one-out says nothing, and where classes are rare and votes few (`TextGaussian.can_choose`) it says what suits a
+handful of images. Zero-shot CLIP was not trained on the images either, so they measure what text is worth: with b the
+scale of least log-loss, gain = 1 - log-loss / log C the share of the uncertainty that text removes, and L the mean
+length of the class means about their centre,
 
     k = 2 gain,   scale of text ½ b,   scale of the Gaussian 3 log C / L²,   g = 30,   no kernel.
 
@@ -23,7 +23,7 @@ the classes. The three constants were chosen on training and validation images.
 
 **Held-out predictions** for estimates. Leave-one-out with hyperparameters that were chosen on the same images, and with
 one class that lacks an image, is too good where there are few images. There the model is really fitted again, with all
-choices, on folds that take the same number of images out of every class, so that no label shows in the counts.
+choices, on folds that take the same share out of every class, so that no label shows in the counts (`stats/folds.py`).
 
 **Several encoders** (`ExpertPool`). Each has a product of experts of its own; one more convex problem weighs them.
 
@@ -39,12 +39,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations, product
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from dca.methods.base import CurvePoint, Head
 from dca.methods.shared.experts import KernelRidge, LandmarkRidge, TextGaussian
+from dca.stats.folds import assign_folds, number_of_folds
 from dca.stats.intervals import effective_images, held_out_interval
 from dca.stats.learning_curve import expect_with_twice
 
@@ -325,9 +328,10 @@ def build_kernel_ridge(source: TextGaussian, width: float, most: int) -> KernelR
     return LandmarkRidge.with_landmarks(x, labels, C, groups, width, max(most // 2, 1))
 
 
-def select_hyperparameters(experts: Experts) -> Hyperparameters:
-    """Select the hyperparameters of the head by the training images."""
-    return _select_by_leave_one_out(experts) if experts.gaussian.can_choose else _select_by_text(experts)
+def select_hyperparameters(experts: Experts, *, choose: bool = True) -> Hyperparameters:
+    """Select the hyperparameters of the head by the training images; choose: False does without leave-one-out."""
+    by_votes = choose and experts.gaussian.can_choose
+    return _select_by_leave_one_out(experts) if by_votes else _select_by_text(experts)
 
 
 def text_gain(zero_shot: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -458,12 +462,13 @@ class ExpertPool:
         """Number of held-out scores, N C E, which bounds the time of what is done again and again."""
         return len(self.labels) * len(self.source.text) * len(self.parts)
 
-    def select(self) -> tuple[Hyperparameters, ...]:
-        """Select the hyperparameters of all parts by the training images."""
-        selected = tuple(select_hyperparameters(part) for part in self.parts)
+    def select(self, *, choose: bool = True) -> tuple[Hyperparameters, ...]:
+        """Select the hyperparameters of all parts by the training images; choose: as for `select_hyperparameters`."""
+        selected = tuple(select_hyperparameters(part, choose=choose) for part in self.parts)
         if len(selected) == 1 or any(scale is not None for part in self.parts for scale in part.fixed.scales):
             return selected
-        weights = self._fit_weights(selected) if self.source.can_choose else weigh_by_zero_shot(self.parts)
+        by_votes = choose and self.source.can_choose
+        weights = self._fit_weights(selected) if by_votes else weigh_by_zero_shot(self.parts)
         return tuple(own.weighted(weight) for own, weight in zip(selected, weights, strict=True))
 
     def _fit_weights(self, selected: Sequence[Hyperparameters]) -> list[float]:
@@ -533,65 +538,45 @@ FOLDS, MAX_REFITTED = 4, 50_000
 class Refits:
     """Predictions for images by models that were fitted again without them, all choices included.
 
-    logits: (N, C), NaN for images that were not left out. fold_of: (N,), as `assign_even_folds` gives them.
+    probabilities: (N, C), the mean over the folds that leave an image out; NaN for images that none leaves out.
+    left_out: (K, N), of `stats.folds.assign_folds`.
     """
 
-    logits: Tensor
-    fold_of: Tensor
+    probabilities: Tensor
+    left_out: NDArray[np.bool_]
 
     @property
     def folds(self) -> int:
         """Number of models."""
-        return int(self.fold_of.max()) + 1
+        return len(self.left_out)
 
 
 def refit_in_folds(pool: ExpertPool) -> Refits:
     """Fit the model on all folds of its training images but one, each in turn, and predict that one.
 
-    Where taking a fold out leaves classes without a vote that have one otherwise, those of two images beside larger
-    ones, a choice among the others would be another choice than that of the model. Then its own is kept.
+    A model whose hyperparameters are chosen keeps them where taking a fold out leaves classes without a vote that have
+    one otherwise, those of two images beside larger ones: a choice among the others would be another choice.
     """
     labels, source, x = pool.labels, pool.source, pool.features
     voting, own = torch.unique(labels[source.voters]), None
-    fold_of = assign_even_folds(labels, source.groups, order_by_content(source.x))
-    logits = torch.full((len(x), len(source.text)), torch.nan, dtype=x.dtype, device=x.device)
-    for fold in range(int(fold_of.max()) + 1):
-        out = fold_of == fold
+    y, groups, order = labels.numpy(), source.groups.numpy(), order_by_content(source.x).numpy()
+    left_out = assign_folds(y, groups, order, number_of_folds(y, groups, FOLDS))
+    total = torch.zeros((len(x), len(source.text)), dtype=x.dtype)
+    for out in torch.from_numpy(left_out):
         part = pool.take((~out).nonzero()[:, 0])
-        if part.source.can_choose and len(torch.unique(part.labels[part.source.voters])) < len(voting):
+        loses_votes = len(torch.unique(part.labels[part.source.voters])) < len(voting)
+        if source.can_choose and part.source.can_choose and loses_votes:
             selected = own = pool.select() if own is None else own
         else:
-            selected = part.select()
-        logits[out] = part.make_head(selected, torch.float64).logits(x[out])
-    return Refits(logits, fold_of)
+            selected = part.select(choose=source.can_choose)
+        total[out] += part.make_head(selected, torch.float64)(x[out])
+    return Refits(total / torch.from_numpy(left_out.sum(axis=0))[:, None], left_out)
 
 
 def order_by_content(x: Tensor) -> Tensor:
     """Places (N,) of images x (N, D) along a random direction, always the same: not a matter of the images' order."""
     direction = torch.randn(x.shape[1], dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(x.device)
     return (x @ direction).argsort().argsort()
-
-
-def assign_even_folds(labels: Tensor, groups: Tensor, order: Tensor) -> Tensor:
-    """Fold of each image, (N,): 0 to `FOLDS` - 1 or fewer, or -1 for images that are never left out.
-
-    Every class starts at fold 0, so that balanced classes lose the same number of images in every fold; the images of a
-    class are dealt out by their places `order` (N,). Copies are in one fold, and every class keeps an image: those of a
-    single group are not left out.
-    """
-    first = torch.full((int(groups.max()) + 1,), len(order), device=groups.device)
-    first = first.scatter_reduce(0, groups, order, "amin")
-    fold_of_group = torch.full_like(first, -1)
-    per_class = [torch.unique(groups[labels == c]) for c in range(int(labels.max()) + 1)]
-    most = min(max(len(own) for own in per_class), FOLDS)
-    for own in per_class:
-        free = own[first[own].argsort()]
-        free = free[fold_of_group[free] < 0]
-        fold_of_group[free] = torch.arange(len(own) - len(free), len(own), device=own.device) % most
-    for own in per_class:
-        if len(torch.unique(fold_of_group[own])) == 1:
-            fold_of_group[own] = -1
-    return fold_of_group[groups]
 
 
 def take_images(experts: Experts, rows: Tensor, fixed: FixedHyperparameters, *, kernel: bool = True) -> Experts:
