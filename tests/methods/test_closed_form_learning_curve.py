@@ -56,6 +56,16 @@ def test_the_curve_goes_on_from_models_of_halves_on_the_other_halves() -> None:
     assert (twice.low, twice.high) == cautious_interval(twice.accuracy, 0.55 * 32)
 
 
+def test_copies_are_no_more_images() -> None:
+    experts = make(8)
+    gaussian, y = experts.gaussian, experts.labels
+    copied = TextGaussian.from_features(gaussian.x.repeat(2, 1), y.repeat(2), gaussian.text, gaussian.groups.repeat(2))
+    twice = Experts(copied, 10.0, KernelRidge(copied.x, copied.labels, 4, copied.groups, 2.0))
+    curve = learning_curve(ExpertPool((twice,)), (select_hyperparameters(twice),), 0.7)
+    assert [point.shots for point in curve] == [4, 8, 16, 32]
+    assert (curve[2].low, curve[2].high) == cautious_interval(curve[2].accuracy, 0.55 * 32)
+
+
 def test_of_many_images_fewer_halves_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     experts = make(8)
     selected = select_hyperparameters(experts)

@@ -42,7 +42,7 @@ def build(x: Tensor, labels: Tensor, classes: int, groups: Tensor | None = None)
 
 
 def estimate_from(refits: Refits, labels: Tensor) -> Estimate:
-    shortage = fold_shortage(labels.numpy(), refits.fold_of.numpy())
+    shortage = fold_shortage(labels.numpy(), np.arange(len(labels)), refits.fold_of.numpy())
     held = HeldOutPredictions(refits.logits.softmax(-1).numpy(), "cross-validation", shortage)
     return estimate_accuracy(held, labels.numpy(), None)
 

@@ -12,7 +12,7 @@ import pytest
 
 from dca.backbones.clip import CLIP
 from dca.datasets.dataset import Dataset
-from dca.methods.base import HeldOutPredictions
+from dca.methods.base import HeldOutPredictions, fold_shortage
 from dca.model.classifier import Classifier
 from dca.model.estimate import calibrate_held_out, estimate_accuracy
 from dca.model.records import Estimate, HeldOutPrediction
@@ -44,6 +44,17 @@ def test_images_that_the_models_lack_raise_the_estimate_above_zero_shot():
     assert "75.0 % by models with fewer images" in str(found)
     as_good = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.1, 0.9]])
     assert estimate_accuracy(held, LABELS, as_good).accuracy == 0.75, "images add nothing to zero-shot CLIP"
+
+
+def test_copies_of_an_image_count_as_one() -> None:
+    zero_shot = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.9, 0.1]])
+    copied = np.array([0, 1, 1, 1, 2, 3, 3])
+    held = HeldOutPredictions(HELD.probabilities[copied], HELD.how)
+    alone = estimate_accuracy(HELD, LABELS, zero_shot)
+    assert estimate_accuracy(held, LABELS[copied], zero_shot[copied], copied) == alone
+    assert alone.n == 3
+    assert fold_shortage(LABELS, np.arange(4), np.arange(4) % 2) == 0.5
+    assert fold_shortage(LABELS[copied], copied, copied % 2) == 0.5
 
 
 def test_a_class_that_cannot_be_measured_widens_the_interval_and_is_named():

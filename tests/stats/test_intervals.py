@@ -26,6 +26,12 @@ def test_macro_accuracy_is_the_mean_of_the_classes():
     assert macro_accuracy([True, False] * 6, np.arange(12) % 3)[1] == pytest.approx(12), "balanced: all images"
 
 
+def test_copies_weigh_as_one_image():
+    accuracy, worth = macro_accuracy([True, True, False, False, True], [3, 3, 3, 8, 8], [0, 0, 1, 1, 2])
+    assert (accuracy, worth) == macro_accuracy([True, False, False, True], [3, 3, 8, 8])
+    assert macro_accuracy([True, False, False], [0, 0, 1], [5, 5, 6])[0] == pytest.approx(0.25), "a copy is half of it"
+
+
 def test_wilson_agrees_with_a_value_worked_by_hand():
     # Newcombe (1998), Statistics in Medicine 17, table I: 81 of 263.
     assert np.allclose(wilson_interval(81 / 263, 263), (0.2553, 0.3662), atol=5e-5)

@@ -301,12 +301,16 @@ class HeldOutPredictions:
         return np.asarray(np.isfinite(self.probabilities).all(axis=1))
 
 
-def fold_shortage(labels: NDArray[np.int64], fold_of: NDArray[np.int64]) -> float:
-    """`HeldOutPredictions.shortage` of folds: labels, fold_of (N,), -1 for images that are in no fold.
+def fold_shortage(labels: NDArray[np.int64], groups: NDArray[np.int64], fold_of: NDArray[np.int64]) -> float:
+    """`HeldOutPredictions.shortage` of folds, where copies count as one image.
 
-    >>> fold_shortage(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]))
+    labels: (N,). groups: (N,) a number that copies share. fold_of: (N,), -1 for images that are in no fold.
+
+    >>> fold_shortage(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]), np.array([0, 1, 0, 1]))
     0.5
     """
+    _, different = np.unique(np.stack([labels, groups]), axis=1, return_index=True)
+    labels, fold_of = labels[different], fold_of[different]
     means = []
     for label in np.unique(labels[fold_of >= 0]):
         own = fold_of[labels == label]

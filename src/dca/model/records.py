@@ -146,7 +146,7 @@ class Estimate:
         accuracy: Mean of the classes' accuracies, expected of the model of all training images.
         low: Lower end of its 95 % interval.
         high: Upper end. The interval allows for any accuracy of the classes that cannot be measured.
-        n: Number of images with a prediction.
+        n: Number of images with a prediction; copies count as one.
         zero_shot_accuracy: That of zero-shot CLIP on the same images; None for zero-shot CLIP itself.
         held_out_accuracy: That of the predictions for held-out images; `accuracy` is higher where the models that made
             them lack some of the training images. None: they are the same.

@@ -56,17 +56,22 @@ def _upper_end(p: float, n: float) -> float:
     return min(1.0, (2 * n * p + Z95**2 + 1 + Z95 * root) / (2 * (n + Z95**2)))
 
 
-def effective_images(labels: ArrayLike) -> float:
+def effective_images(labels: ArrayLike, groups: ArrayLike | None = None) -> float:
     """Size of a balanced sample whose mean over classes varies as much: C² / Σ_c 1/n_c.
 
-    >>> round(effective_images([0] * 200 + [1] * 2), 1)
-    7.9
+    groups: (N,) a number that copies share; those of a class count as one image. None: there are no copies.
+
+    >>> round(effective_images([0] * 200 + [1] * 2), 1), effective_images([0, 0, 0, 1, 1], [7, 7, 8, 9, 10])
+    (7.9, 4.0)
     """
-    _, counts = np.unique(np.asarray(labels), return_counts=True)
+    classes = np.asarray(labels)
+    if groups is not None:
+        classes, _ = np.unique(np.stack([classes, np.asarray(groups)]), axis=1)
+    _, counts = np.unique(classes, return_counts=True)
     return float(len(counts) ** 2 / (1 / counts).sum())
 
 
-def macro_accuracy(right: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
+def macro_accuracy(right: ArrayLike, labels: ArrayLike, groups: ArrayLike | None = None) -> tuple[float, float]:
     """Mean of the accuracies of the C classes that have images, and the number of images that it is worth.
 
     That number is N if all classes have equally many images (`effective_images`).
@@ -74,11 +79,15 @@ def macro_accuracy(right: ArrayLike, labels: ArrayLike) -> tuple[float, float]:
     Args:
         right: (N,) whether a prediction is correct.
         labels: (N,) classes of the images; N > 0.
+        groups: (N,) a number that copies share; those of a class count as one image. None: there are no copies.
 
     Returns:
         The accuracy, and the effective number of images.
     """
     hits, classes = np.asarray(right, dtype=float), np.asarray(labels)
-    _, index, counts = np.unique(classes, return_inverse=True, return_counts=True)
-    each = np.bincount(index, weights=hits) / counts
-    return float(each.mean()), effective_images(classes)
+    pairs = np.stack([classes, np.arange(len(classes)) if groups is None else np.asarray(groups)])
+    (classes_of_pairs, _), pair_of, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
+    each_image = np.bincount(pair_of.ravel(), weights=hits) / sizes
+    _, index, counts = np.unique(classes_of_pairs, return_inverse=True, return_counts=True)
+    each = np.bincount(index, weights=each_image) / counts
+    return float(each.mean()), effective_images(classes_of_pairs)

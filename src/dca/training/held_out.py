@@ -125,7 +125,7 @@ class Folds:
         K = number_of_folds(labels, groups, most)
         fold_of = assign_folds(labels, groups, K, self.context.seed)
         probabilities = self.predict_folds(fold_of, K)
-        return HeldOutPredictions(probabilities, f"{K}-fold cross-validation", fold_shortage(labels, fold_of))
+        return HeldOutPredictions(probabilities, f"{K}-fold cross-validation", fold_shortage(labels, groups, fold_of))
 
     def predict_folds(self, fold_of: Labels, K: int) -> NDArray[np.float64]:
         """Probabilities (N, C) of all images; NaN for images in no fold. fold_of: (N,) fold of each image."""
