@@ -185,7 +185,10 @@ class Estimate:
                 "that of the others, and the interval allows for anything. Add photos of them."
             )
         if self.high - self.low > WIDE:
-            found.append("So few photos hardly tell how good the model is. Add photos, or test it with new ones.")
+            found.append(
+                "So few photos, of some classes or of all, hardly tell how good the model is. Add photos, first of the "
+                "classes that have the fewest, or test it with new ones."
+            )
         return found
 
     def to_dict(self) -> dict[str, Any]:
