@@ -14,7 +14,7 @@ import pytest
 from bad_pictures import bad_files, class_folders, picture
 
 from dca.cli.fit import default_output
-from dca.model.findings import ClassRecall, DoubtfulLabel, Findings
+from dca.model.findings import ClassRecall, DoubtfulLabel, Findings, MoreImages
 from dca.model.records import Estimate
 from dca.runs.result import RunResult
 
@@ -209,6 +209,10 @@ def test_a_public_dataset_that_was_recognised_is_said():
     assert format_result(rough, "m.dca", "photos/")[0] == line
     unknown = dataclasses.replace(result, public="")
     assert "recognised" not in "\n".join(format_result(unknown, "m.dca", "photos/"))
+    for gain, said in ((0.051, "5 points more"), (0.012, "1 point more"), (0.004, "hardly more")):
+        found = Findings((), (), MoreImages(2, 0.9, 0.8, 0.95, gain), ())
+        line = f"more photos: with 2 per class about 90 % is expected, {said} (95 % interval of the accuracy: 80 to 95)"
+        assert line in format_result(dataclasses.replace(result, findings=found), "m.dca", "photos/")
     doubt = DoubtfulLabel(0, "a/1.jpg", "a", "b", 0.9, 0.01)
     doubtful = dataclasses.replace(result, findings=Findings((doubt,), (), None, ()))
     lines = format_result(doubtful, "m", "my photos/")
@@ -282,7 +286,7 @@ def test_one_image_per_class_is_fitted_and_said_not_to_be_estimated(
     line = ("fit", few, "--method", "tip_adapter", "--shots", 1, "--backbone", tiny_folder, "--estimate")
     said = dca(*line, "-o", tmp_path / "m.dca")
     assert said.code == 0
-    assert "accuracy not measured: no test images" in said.out
+    assert "accuracy not measured: every class has one photo, or copies of one: add a second" in said.out
     assert "not estimated: nothing can be held out: every class has one training image" in caplog.text
 
 

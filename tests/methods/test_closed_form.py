@@ -242,3 +242,27 @@ def test_damaged_results_are_named(sample: Dataset, tiny: CLIP) -> None:
         with pytest.raises(UserError, match="not those of a 'closed_form' model") as caught:
             method.restore({**state, name: wrong})
         assert any(name in line for line in caught.value.details)
+
+
+def test_copies_and_series_are_noted(sample: Dataset) -> None:
+    """With 4 images of each class: none noted; of these, two that are copies; every image with one much like it."""
+    fitted = Classifier("closed_form", shots=4, backbone=make_clip(), device="cpu").fit(sample).method_
+    assert isinstance(fitted, ClosedForm)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, fitted.encoder.feature_dim, generator=rng), torch.arange(10).repeat_interleave(4)
+
+    def notes(features: Tensor, groups: Tensor) -> list[str]:
+        method = fitted._copy_for_names(fitted.problem.names)
+        method.image_features, method.image_groups, method.image_labels = F.normalize(features, dim=-1), groups, y
+        return [note for note in method.notes() if "class names" not in note]
+
+    alone = torch.arange(40)
+    assert notes(x, alone) == []
+    copied = torch.where(alone < 4, 0, alone)  # all images of the first class
+    copied[8] = 4  # of another class: no copy of its own
+    assert notes(x, copied) == [
+        "3 of 40 photos are copies or near-copies of others of their class, which count as one photo."
+    ]
+    series = x[alone // 2 * 2] + 0.1 * torch.randn(x.shape, generator=rng)
+    (said,) = notes(series, alone)
+    assert said.startswith("40 of 40 photos are much like another one of their class, as in a series: the accuracy is")

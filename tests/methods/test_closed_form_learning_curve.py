@@ -22,7 +22,7 @@ from dca.methods.shared.product_of_experts import (
     select_hyperparameters,
     take_images,
 )
-from dca.stats.intervals import cautious_interval
+from dca.stats.intervals import exact_interval
 from dca.stats.learning_curve import expect_with_twice
 
 
@@ -53,7 +53,17 @@ def test_the_curve_goes_on_from_models_of_halves_on_the_other_halves() -> None:
     assert twice.accuracy == expect_with_twice(0.7, half.accuracy, 4)
     assert four.accuracy == expect_with_twice(twice.accuracy, 0.7, 4)
     # The interval of the estimate itself, about what is expected: as many images tell it.
-    assert (twice.low, twice.high) == cautious_interval(twice.accuracy, 0.55 * 32)
+    assert (twice.low, twice.high) == exact_interval(twice.accuracy, 0.55 * 32)
+
+
+def test_copies_are_no_more_images() -> None:
+    experts = make(8)
+    gaussian, y = experts.gaussian, experts.labels
+    copied = TextGaussian.from_features(gaussian.x.repeat(2, 1), y.repeat(2), gaussian.text, gaussian.groups.repeat(2))
+    twice = Experts(copied, 10.0, KernelRidge(copied.x, copied.labels, 4, copied.groups, 2.0))
+    curve = learning_curve(ExpertPool((twice,)), (select_hyperparameters(twice),), 0.7)
+    assert [point.shots for point in curve] == [4, 8, 16, 32]
+    assert (curve[2].low, curve[2].high) == exact_interval(curve[2].accuracy, 0.55 * 32)
 
 
 def test_of_many_images_fewer_halves_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def build(x: Tensor, labels: Tensor, classes: int, groups: Tensor | None = None)
 
 
 def estimate_from(refits: Refits, labels: Tensor) -> Estimate:
-    shortage = fold_shortage(labels.numpy(), refits.left_out)
+    shortage = fold_shortage(labels.numpy(), np.arange(len(labels)), refits.left_out)
     held = HeldOutPredictions(refits.probabilities.numpy(), "cross-validation", shortage)
     return estimate_accuracy(held, labels.numpy(), None)
 

@@ -221,8 +221,9 @@ def test_transform_gives_the_features_that_predict_takes(sample: Dataset) -> Non
     images = [item.image for item in sample.test[:4]]
     features = model.transform(images)
     assert features.shape == (4, model.method_.encoder.feature_dim)
-    found = model.predict_features(torch.from_numpy(features)).probabilities
-    np.testing.assert_allclose(found, model.predict_proba(images), atol=1e-6)
+    expected = model.predict_proba(images)
+    for form in (features, features.astype(np.float64), torch.from_numpy(features)):
+        np.testing.assert_allclose(model.predict_features(form).probabilities, expected, atol=1e-6)
     assert model.transform(images[0]).shape == (model.method_.encoder.feature_dim,)
 
 

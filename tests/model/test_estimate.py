@@ -17,7 +17,8 @@ from dca.model.classifier import Classifier
 from dca.model.estimate import calibrate_held_out, estimate_accuracy
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import log_loss
-from dca.stats.intervals import WORTH, cautious_interval, macro_accuracy
+from dca.stats.folds import fold_shortage
+from dca.stats.intervals import held_out_macro_interval
 from dca.stats.learning_curve import expect_with_all
 from dca.training.session import Session
 
@@ -31,19 +32,41 @@ def test_an_estimate_is_the_macro_accuracy_of_known_rows_with_its_interval():
     assert (found.accuracy, found.n, found.how) == (0.75, 3, "leave-one-out")
     assert found.zero_shot_accuracy == 0.5, "over the same images"
     assert (found.held_out_accuracy, found.unmeasured) == (None, 0)
-    accuracy, worth = macro_accuracy([True, False, True], [0, 0, 1])
-    assert (found.low, found.high) == cautious_interval(accuracy, WORTH * worth)
+    assert (found.low, found.high) == held_out_macro_interval(0.75, [True, False, True], [0, 0, 1])
     assert Estimate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_images_that_the_models_lack_raise_the_estimate_above_zero_shot():
-    held = HeldOutPredictions(HELD.probabilities, "2-fold cross-validation", shortage=0.5)
+    held = HeldOutPredictions(HELD.probabilities, "2-fold cross-validation", np.full(4, 0.5))
     found = estimate_accuracy(held, LABELS, None)
     assert found.held_out_accuracy == 0.75
     assert found.accuracy == expect_with_all(0.75, 0.0, 2, 0.5) > 0.75
     assert "75.0 % by models with fewer images" in str(found)
     as_good = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.1, 0.9]])
     assert estimate_accuracy(held, LABELS, as_good).accuracy == 0.75, "images add nothing to zero-shot CLIP"
+
+
+def test_copies_of_an_image_count_as_one() -> None:
+    zero_shot = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.9, 0.1]])
+    copied = np.array([0, 1, 1, 1, 2, 3, 3])
+    held = HeldOutPredictions(HELD.probabilities[copied], HELD.how)
+    alone = estimate_accuracy(HELD, LABELS, zero_shot)
+    assert estimate_accuracy(held, LABELS[copied], zero_shot[copied], copied) == alone
+    assert alone.n == 3
+    halves = np.array([[True, False, True, False], [False, True, False, True]])
+    assert fold_shortage(LABELS, np.arange(4), halves).tolist() == [0.5] * 4
+    assert fold_shortage(LABELS[copied], copied, halves[:, copied]).tolist() == [0.5] * 7
+
+
+def test_what_counts_is_what_models_lack_of_the_classes_of_mistaken_images() -> None:
+    """Of 8 and 2 images one of the two is mistaken: models of the other one say little of the model of both."""
+    labels = np.repeat([0, 1], [8, 2])
+    probabilities = np.full((10, 2), 0.1)
+    probabilities[np.arange(10), labels] = 0.9
+    probabilities[9] = [0.9, 0.1]
+    shortage = np.where(labels == 0, 1 / 6 - 1 / 8, 1 - 1 / 2)
+    found = estimate_accuracy(HeldOutPredictions(probabilities, "4-fold cross-validation", shortage), labels, None)
+    assert found.accuracy == expect_with_all(0.75, 0.0, 2, 0.5)
 
 
 def test_a_class_that_cannot_be_measured_widens_the_interval_and_is_named():

@@ -23,10 +23,11 @@ def test_features_of_another_length_are_refused(shape: tuple[int, ...], sample: 
     assert model.predict_features(torch.ones(2, 16) / 16**0.5).probabilities.shape == (2, 10)
 
 
-def test_features_that_are_no_tensor_are_refused(sample: Dataset) -> None:
+def test_features_that_are_no_floats_are_refused(sample: Dataset) -> None:
     model = Classifier(shots=2, backbone=make_clip(), device="cpu").fit(sample)
-    with pytest.raises(UserError, match="features are a ndarray, and a tensor is expected"):
-        model.predict_features(np.ones((2, 16), np.float32))  # type: ignore[arg-type]
+    for features in (np.ones((2, 16), np.int64), [[0.25] * 16] * 2):
+        with pytest.raises(UserError, match="and an array or tensor of floats is expected"):
+            model.predict_features(features)  # type: ignore[arg-type]
 
 
 def test_one_path_is_no_list_of_images_and_a_name_no_encoder(sample: Dataset) -> None:

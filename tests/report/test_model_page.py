@@ -95,6 +95,47 @@ def test_the_headline_is_what_was_measured(tested: ReportedModel, held_out: Repo
     assert [(row.share, row.main) for row in estimated] == [(found.zero_shot_accuracy, False), (found.accuracy, True)]
 
 
+def test_the_headline_needs_no_zero_shot_clip(
+    tested: ReportedModel, held_out: ReportedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder without text: what is measured now or by the fit comes first all the same."""
+    model, found = held_out.model, tested.predictions
+    assert found is not None
+    assert model.estimate_ is not None
+    (target,) = model.results_["targets"]
+    results = model.results_ | {"targets": [target | {"zero_shot_accuracy": None}]}
+    monkeypatch.setattr(model, "results_", results)
+    monkeypatch.setattr(model, "estimate_", dataclasses.replace(model.estimate_, zero_shot_accuracy=None))
+    without_text = dataclasses.replace(tested, predictions=dataclasses.replace(found, zero_shot=None))
+    own = ["closed_form", "estimated by the fit"]
+    for reported, names in ((without_text, ["linear probe", *own]), (held_out, own)):
+        rows = headline.collect_accuracies(reported)
+        assert [row.name for row in rows] == names
+        assert next(row for row in rows if row.main).share == target["accuracy"]
+        assert "Zero-shot CLIP" not in render([headline.SECTION], reported, title="t", about="a")
+    monkeypatch.setattr(model, "results_", {})
+    assert [(row.name, row.main) for row in headline.collect_accuracies(held_out)] == [("closed_form", True)]
+
+
+def test_the_headline_says_what_the_estimate_cannot_tell(
+    held_out: ReportedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = held_out.model
+    assert model.estimate_ is not None
+    monkeypatch.setattr(model, "results_", {})
+    monkeypatch.setattr(model, "estimate_", dataclasses.replace(model.estimate_, low=0.2, high=0.9, unmeasured=1))
+    html = render([headline.SECTION], held_out, title="t", about="a")
+    assert all(caveat in html for caveat in model.estimate_.caveats())
+    # Of unequal classes the mean over classes is worth few images, and the interval of zero-shot CLIP says so, too.
+    rare = [image for image in model.training_images_ if image.label] + list(model.training_images_[:1])
+    before = headline.collect_accuracies(held_out)[0]
+    monkeypatch.setattr(model, "training_images_", tuple(rare))
+    after = headline.collect_accuracies(held_out)[0]
+    assert after.name == "zero-shot CLIP"
+    assert after.low < before.low
+    assert after.high > before.high
+
+
 def test_classes_that_cannot_be_measured_are_named_and_the_estimate_is_shown(held_out: ReportedModel) -> None:
     assert held_out.predictions is not None
     assert held_out.model.estimate_ is not None

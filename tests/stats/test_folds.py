@@ -82,16 +82,12 @@ def test_the_number_of_folds_counts_groups_not_images(most: int, expected: int):
 
 
 def test_the_shortage_is_the_mean_over_the_models_that_predict_an_image():
-    labels = np.repeat([0, 1, 2], [6, 2, 1])
-    left_out = assign_folds(labels, np.arange(9), np.arange(9), 4)
-    lacks = []
-    for label in (0, 1):
-        each = []
-        for image in np.flatnonzero(labels == label):
-            for out in left_out:
-                if out[image]:
-                    n = int((labels == label).sum())
-                    each.append(1 / (n - int(out[labels == label].sum())) - 1 / n)
-        lacks.append(np.mean(each))
-    assert fold_shortage(labels, left_out) == pytest.approx(np.mean(lacks))
-    assert fold_shortage(np.array([0, 1]), np.zeros((2, 2), dtype=bool)) == 0.0
+    labels, groups = np.repeat([0, 1, 2], [6, 3, 1]), np.array([0, 1, 2, 3, 4, 5, 6, 7, 7, 8])
+    left_out = assign_folds(labels, groups, np.arange(10), 4)
+    expected = []
+    for image, label in enumerate(labels):
+        n = len(set(groups[labels == label].tolist()))
+        lacks = [1 / len(set(groups[(labels == label) & ~out].tolist())) - 1 / n for out in left_out if out[image]]
+        expected.append(np.mean(lacks) if lacks else 0.0)
+    assert fold_shortage(labels, groups, left_out) == pytest.approx(np.array(expected))
+    assert expected[7] == expected[8] == 0.5, "copies count as one"

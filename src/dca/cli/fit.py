@@ -317,8 +317,7 @@ def _format_accuracies(result: RunResult) -> list[str]:
         return _format_comparison(result.comparison)
     lines = _format_estimate(result)
     if not result.targets and not lines:
-        ways = "put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2"
-        return [f"accuracy not measured: no test images ({ways})"]
+        return [f"accuracy not measured: {_how_to_measure(result)}"]
     for target in result.targets:
         where = f" of {target.name}" if len(result.targets) > 1 or target.name != result.dataset else ""
         lines += [
@@ -330,6 +329,15 @@ def _format_accuracies(result: RunResult) -> list[str]:
         if target.gain is not None and target.gain < 0:
             lines.append("  zero-shot CLIP was better here: try more photos per class, or another --backbone")
     return lines
+
+
+def _how_to_measure(result: RunResult) -> str:
+    """Why a run without test images has no accuracy, and how it gets one."""
+    from dca.methods.registry import get_method
+
+    if result.images == result.classes or get_method(result.method).has_cheap_held_out:
+        return "every class has one photo, or copies of one: add a second, different one of each"
+    return "no test images (put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2)"
 
 
 def _format_comparison(methods: Sequence[MethodResult]) -> list[str]:
@@ -375,7 +383,9 @@ def _format_findings(findings: Findings | None, data: str) -> list[str]:
             lines.append(f"{kind} classes, held-out images recognised: {recognised}{rest}")
     more = findings.more_images
     if more is not None and more.gain > 0:
-        expected = f"about {100 * more.accuracy:.0f} % is expected, {100 * more.gain:.0f} points more"
+        points = round(100 * more.gain)
+        gain = f"{pluralize(points, 'point')} more" if points else "hardly more"
+        expected = f"about {100 * more.accuracy:.0f} % is expected, {gain}"
         ends = f"{100 * more.low:.0f} to {100 * more.high:.0f}"
         lines.append(f"more photos: with {more.shots} per class {expected} (95 % interval of the accuracy: {ends})")
     if findings.confused:
@@ -397,16 +407,6 @@ def _format_rejection(result: RunResult) -> list[str]:
 
     limit = describe_limit(result.smallest_p_value)
     return [] if limit is None else [f'"none of these" {limit}']
-
-
-def _format_points(fraction: float) -> str:
-    """A change of the accuracy in whole points.
-
-    >>> _format_points(0.013), _format_points(0.04)
-    ('+1 point', '+4 points')
-    """
-    whole = round(100 * fraction)
-    return f"{whole:+d} point{'' if abs(whole) == 1 else 's'}"
 
 
 def open_report(model: Path, spec: FitSpec, *, device: str, quiet: bool) -> None:

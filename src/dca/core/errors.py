@@ -89,7 +89,7 @@ class NotFittedError(UserError, ValueError, AttributeError):
     Attributes:
         problem: As for `UserError`.
         details: As for `UserError`.
-        steps: As for `UserError`.
+        hint_parts: As for `UserError`.
 
     Example:
         >>> from dca import Classifier, NotFittedError

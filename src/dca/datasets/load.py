@@ -110,5 +110,5 @@ def _load_path(path: Path, for_evaluation: bool) -> Dataset:
         _log.warning("%s of %s: no class is called %s", CLASS_NAMES_FILE, path, ", ".join(unused[:5]))
     for entry in catalog.entries().values():
         if len(dataset.labels) == entry.classes and (named := catalog.name_classes(entry, dataset)) is not None:
-            return replace(named, split=f"{named.split} (recognised as {entry.title}; not its public split)")
+            return replace(named, split=f"{named.split}, not its public split")
     return dataset

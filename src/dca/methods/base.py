@@ -287,13 +287,13 @@ class HeldOutPredictions:
     Args:
         probabilities: (N, C) float64; NaN in the rows of images that cannot be left out (the only one of a class).
         how: "leave-one-out", "approximate leave-one-out" or "5-fold cross-validation", as shown to people.
-        shortage: Mean over classes of 1/n' - 1/n, where the models were fitted on n' of the n images of a class; 0 for
-            leave-one-out, whose scores are those of a model of all images.
+        shortage: (N,) 1/n' - 1/n, where an image is predicted by models of n' of the n images of its class
+            (`stats.folds.fold_shortage`); None for leave-one-out, whose scores are those of a model of all images.
     """
 
     probabilities: NDArray[np.float64]
     how: str
-    shortage: float = 0.0
+    shortage: NDArray[np.float64] | None = None
 
     @property
     def known(self) -> NDArray[np.bool_]:

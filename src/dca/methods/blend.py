@@ -166,7 +166,8 @@ class Blend(Method):
             return own, weights
         how = " and ".join(dict.fromkeys([own.how, other.how]))
         both = multiply_probabilities(own.probabilities, other.probabilities, weights)
-        return HeldOutPredictions(both, how, max(own.shortage, other.shortage)), weights
+        shortages = [one.shortage for one in (own, other) if one.shortage is not None]
+        return HeldOutPredictions(both, how, np.maximum.reduce(shortages) if shortages else None), weights
 
     def _fit_trained(self, support: Support) -> Method:
         """The trained method, fitted on all training images; the values that it chose become options."""

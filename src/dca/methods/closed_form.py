@@ -34,6 +34,7 @@ from dca.backbones.encoder import Ability, Encoder
 from dca.backbones.pool import Pool
 from dca.core.errors import UserError
 from dca.core.options import option
+from dca.core.text import pluralize
 from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
 from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import TextGaussian
@@ -57,6 +58,8 @@ from dca.stats.folds import fold_shortage
 
 # Share of the uncertainty that names must remove to be of use; random names remove less by chance.
 NO_TEXT = 0.02
+# Share of the images that must be of series before the fit says so; of images drawn at random it is nearly none.
+SERIES = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,8 @@ class ClosedForm(FrozenMethod):
         """By models that are fitted again where there are few images, else by `leave_one_out`."""
         if not self.can_be_refitted:
             return self.leave_one_out(fixed_shares=True)
-        shortage = fold_shortage(self.experts.labels.numpy(), self._refits.left_out)
+        source = self.experts.source
+        shortage = fold_shortage(source.labels.numpy(), source.groups.numpy(), self._refits.left_out)
         return HeldOutPredictions(
             self._refits.probabilities.numpy(), f"{self._refits.folds}-fold cross-validation", shortage
         )
@@ -244,13 +248,25 @@ class ClosedForm(FrozenMethod):
         return learning_curve(self.experts, self.selected, accuracy)
 
     def notes(self) -> list[str]:
-        """Whether the class names help."""
+        """Copies, series, and class names that do not help."""
+        notes = list[str]()
+        different = torch.unique(torch.stack([self.image_labels, self.image_groups]), dim=1)
+        if copies := len(self.image_groups) - different.shape[1]:
+            images = pluralize(copies, "photo", "are", of=len(self.image_groups))
+            notes.append(f"{images} copies or near-copies of others of their class, which count as one photo.")
+        if self.can_hold_out and (alike := self.familiarity.in_series) > SERIES * len(self.familiarity.x):
+            images = pluralize(alike, "photo", "are", of=len(self.familiarity.x))
+            notes.append(
+                f"{images} much like another one of their class, as in a series: the accuracy is that of more photos "
+                "of these series, and others may be recognised far less often. Take photos on different occasions."
+            )
+        if Ability.TEXT_FEATURES in self.encoder.abilities and not self._names_help():
+            notes.append("The class names tell CLIP nothing about these images, so that only the images count.")
+        return notes
+
+    def _names_help(self) -> bool:
         pool = self.experts
-        if Ability.TEXT_FEATURES not in self.encoder.abilities:
-            return []
-        if max(text_gain(part.zero_shot, pool.labels)[0] for part in pool.parts) >= NO_TEXT:
-            return []
-        return ["The class names tell CLIP nothing about these images, so that only the images count."]
+        return max(text_gain(part.zero_shot, pool.labels)[0] for part in pool.parts) >= NO_TEXT
 
     def make_head(self) -> Head:
         """Softmax of the three experts."""

@@ -513,21 +513,23 @@ class Classifier:
         """
         return self.predict_features(self._encode(X, progress), coverage=coverage)
 
-    def predict_features(self, features: Tensor, *, coverage: float | None = None) -> Predictions:
+    def predict_features(
+        self, features: Tensor | NDArray[np.floating[Any]], *, coverage: float | None = None
+    ) -> Predictions:
         """Everything that the model says of images that are encoded already.
 
         Args:
-            features: Features (n, D) of `method_.encode`.
+            features: Features (n, D) of `transform`, or of `method_.encode`.
             coverage: Of the prediction sets; None for no sets.
 
         Returns:
             Probabilities; p-values where the model has any; sets where they are asked for.
 
         Raises:
-            UserError: If the features are no tensor or of another length, and as for `prediction_sets`.
+            UserError: If the features are no array or tensor, or of another length, and as for `prediction_sets`.
         """
         method = self._require_fitted()
-        _require_features(method, features)
+        features = _as_features(method, features)
         probs = classify_features(method, features)
         return Predictions(
             probs,
@@ -1091,23 +1093,26 @@ class Classifier:
         return [[labels[c] for c in row if kept[c]] for row, kept in zip(order, sets, strict=True)]
 
 
-def _require_features(method: Method, features: Tensor) -> None:
-    """Raise if features are no tensor of the shape that the method's `encode` gives."""
+def _as_features(method: Method, features: Tensor | NDArray[np.floating[Any]]) -> Tensor:
+    """Features as a tensor; raises if they are not of the shape that the method's `encode` gives."""
+    if isinstance(features, np.ndarray) and features.dtype.kind == "f":
+        features = torch.from_numpy(features.astype(np.float32)).to(method.encoder.device)
     if not isinstance(features, Tensor):
         raise UserError(
-            f"features are a {type(features).__name__}, and a tensor is expected",
-            hint="give what method_.encode returns, or torch.from_numpy(features)",
+            f"features are a {type(features).__name__}, and an array or tensor of floats is expected",
+            hint="give what transform returns",
         )
     length = method.encoder.feature_dim
     if features.dim() == 2 and features.shape[1] == length:
-        return
+        return features
     with torch.no_grad():  # some methods keep more of an image than its feature
         length = method.encode(method.encoder.preprocess([Image.new("RGB", (8, 8))]).to(method.encoder.device)).shape[1]
     if features.dim() != 2 or features.shape[1] != length:
         raise UserError(
             f"features of shape {tuple(features.shape)}; (n, {length}) expected",
-            hint="give what method_.encode returns for these images",
+            hint="give what transform returns for a list of images",
         )
+    return features
 
 
 def _choose_competing(matched: MatchedItems, dataset: Dataset, method: Method, classes: str | None) -> list[int] | None:

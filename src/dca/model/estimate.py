@@ -18,7 +18,7 @@ from dca.methods.base import HeldOutPredictions, Method, TrainingOptions
 from dca.methods.zero_shot import ZeroShot
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import apply_temperature, fit_temperature
-from dca.stats.intervals import held_out_interval, macro_accuracy
+from dca.stats.intervals import held_out_macro_interval, image_weights, macro_accuracy
 from dca.stats.learning_curve import expect_with_all
 from dca.training.context import FitContext
 from dca.training.evaluate import predict_probabilities
@@ -33,19 +33,27 @@ DOUBT = 0.5
 
 
 def estimate_accuracy(
-    held: HeldOutPredictions, labels: NDArray[np.int64], zero_shot: NDArray[np.float64] | None
+    held: HeldOutPredictions,
+    labels: NDArray[np.int64],
+    zero_shot: NDArray[np.float64] | None,
+    groups: NDArray[np.int64] | None = None,
 ) -> Estimate:
     """Compare held-out predictions of N images with their labels (N,).
 
-    zero_shot: probabilities (N, C) of zero-shot CLIP, which has seen none of them. Only images with a held-out
-    prediction count; there must be one.
+    zero_shot: probabilities (N, C) of zero-shot CLIP, which has seen none of them. groups: (N,) a number that copies
+    share; those of a class count as one image. None: there are no copies. Only images with a held-out prediction count;
+    there must be one.
     """
     known, C = held.known, held.probabilities.shape[1]
-    truth = labels[known]
-    measured, worth = macro_accuracy(held.probabilities[known].argmax(axis=1) == truth, truth)
-    plain = None if zero_shot is None else macro_accuracy(zero_shot[known].argmax(axis=1) == truth, truth)[0]
-    accuracy = expect_with_all(measured, plain or 0.0, C, held.shortage) if C > 1 else measured
-    low, high = held_out_interval(accuracy, worth)
+    truth, copies = labels[known], np.arange(len(labels))[known] if groups is None else groups[known]
+    right = held.probabilities[known].argmax(axis=1) == truth
+    measured, _ = macro_accuracy(right, truth, copies)
+    plain = None if zero_shot is None else macro_accuracy(zero_shot[known].argmax(axis=1) == truth, truth, copies)[0]
+    accuracy = measured
+    if C > 1 and held.shortage is not None and not right.all():
+        mistaken = ~right * image_weights(truth, copies)
+        accuracy = expect_with_all(measured, plain or 0.0, C, float(np.average(held.shortage[known], weights=mistaken)))
+    low, high = held_out_macro_interval(accuracy, right, truth, copies)
     unmeasured = len(np.unique(labels)) - len(np.unique(truth))
     share = unmeasured / len(np.unique(labels))
     return Estimate(
@@ -53,7 +61,7 @@ def estimate_accuracy(
         accuracy,
         (1 - share) * low,
         (1 - share) * high + share,
-        len(truth),
+        len(set(zip(truth.tolist(), copies.tolist(), strict=True))),
         plain,
         measured if accuracy > measured else None,
         unmeasured,
@@ -102,8 +110,9 @@ def assess(
         )
         (plain,) = predict_probabilities([zero_shot], images, context.session, stage="zero-shot CLIP")
     context.progress("estimating", 1, 1, held.how)
+    groups = context.support(dataset).groups.cpu().numpy()
     return Assessment(
-        estimate_accuracy(held, labels, plain), calibrate_held_out(held, labels, temperature), temperature
+        estimate_accuracy(held, labels, plain, groups), calibrate_held_out(held, labels, temperature), temperature
     )
 
 

@@ -146,7 +146,7 @@ class Estimate:
         accuracy: Mean of the classes' accuracies, expected of the model of all training images.
         low: Lower end of its 95 % interval.
         high: Upper end. The interval allows for any accuracy of the classes that cannot be measured.
-        n: Number of images with a prediction.
+        n: Number of images with a prediction; copies count as one.
         zero_shot_accuracy: That of zero-shot CLIP on the same images; None for zero-shot CLIP itself.
         held_out_accuracy: That of the predictions for held-out images; `accuracy` is higher where the models that made
             them lack some of the training images. None: they are the same.
@@ -185,7 +185,10 @@ class Estimate:
                 "that of the others, and the interval allows for anything. Add photos of them."
             )
         if self.high - self.low > WIDE:
-            found.append("So few photos hardly tell how good the model is. Add photos, or test it with new ones.")
+            found.append(
+                "So few photos, of some classes or of all, hardly tell how good the model is. Add photos, first of the "
+                "classes that have the fewest, or test it with new ones."
+            )
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,17 +57,21 @@ def assign_folds(labels: Integers, groups: Integers, order: Integers, K: int) ->
     return left_out
 
 
-def fold_shortage(labels: Integers, left_out: Mask) -> float:
-    """Mean over classes of 1/n' - 1/n, where images are predicted by models of n' of the n images of their class.
+def fold_shortage(labels: Integers, groups: Integers, left_out: Mask) -> NDArray[np.float64]:
+    """What the models that predict each image lack of its class, (N,): the mean of 1/n' - 1/n where they saw n' of n.
 
-    labels: (N,). left_out: (K, N), of `assign_folds`; classes that are never left out do not count.
+    labels, groups: (N,); images of a group, copies of each other, count as one. left_out: (K, N), of `assign_folds`; 0
+    for images that are never left out.
 
-    >>> fold_shortage(np.array([0, 0, 1, 1]), np.array([[True, False, True, False], [False, True, False, True]]))
-    0.5
+    >>> left_out = np.array([[True, False, True, False], [False, True, False, True]])
+    >>> fold_shortage(np.array([0, 0, 1, 1]), np.arange(4), left_out).tolist()
+    [0.5, 0.5, 0.5, 0.5]
     """
-    means = []
-    for label in np.unique(labels[left_out.any(axis=0)]):
-        out = left_out[:, labels == label].sum(axis=1)
-        n = int((labels == label).sum())
-        means.append(float(np.average(1 / (n - out) - 1 / n, weights=out)))
-    return float(np.mean(means)) if means else 0.0
+    shortage = np.zeros(len(labels))
+    _, different = np.unique(np.stack([labels, groups]), axis=1, return_index=True)
+    for label in np.unique(labels):
+        once = different[labels[different] == label]
+        lacks = 1 / (len(once) - left_out[:, once].sum(axis=1)) - 1 / len(once)
+        own = left_out[:, labels == label]
+        shortage[labels == label] = lacks @ own / own.sum(axis=0).clip(min=1)
+    return shortage

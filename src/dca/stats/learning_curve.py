@@ -6,9 +6,9 @@ With C classes, an accuracy A is looked at as its log-odds above those of guessi
 
 **Images that held-out models lack.** A model that predicts held-out images was fitted on n' of the n images of a class
 and is a little worse than the model of all images. On training and validation images, with 2 to 8 images per class, L
-rose by `RISE` times the shortage 1/n' - 1/n (the mean over classes) times what images add to guessing, or to zero-shot
-CLIP where that is better: L(n) = L(n') + RISE shortage (L(n') - L_0). Where images add nothing, as with noise, nothing
-is added.
+rose by `RISE` times the shortage 1/n' - 1/n times what images add to guessing, or to zero-shot CLIP where that is
+better: L(n) = L(n') + RISE shortage (L(n') - L_0). Where images add nothing, as with noise, nothing is added. Where
+classes differ in size, the shortage is that of the images that are mistaken, the mean with all classes alike.
 
 **Twice as many images.** L(2n) = L(n) + `GROWTH` L(n) + `REPEAT` (L(n) - L(n/2)): what a doubling brings on the mean,
 and a part of what the last one brought, which alone is too uncertain where images are few. Both were fitted by least
@@ -51,7 +51,7 @@ def expect_with_all(accuracy: float, base: float, classes: int, shortage: float)
         accuracy: Of the held-out predictions.
         base: Of zero-shot CLIP on the same images; guessing counts where it is better.
         classes: C, at least 2.
-        shortage: Mean over classes of 1/n' - 1/n.
+        shortage: 1/n' - 1/n.
 
     >>> round(expect_with_all(0.7, 0.25, 4, 0.5), 3), expect_with_all(0.2, 0.1, 4, 0.5)
     (0.807, 0.2)

@@ -19,6 +19,8 @@ from functools import cache
 
 import numpy as np
 
+from dca.stats.beta import incomplete_beta
+
 Interval = tuple[float, float]
 LEVEL = 0.95
 # The chance of a decision that is asked for, and the most datasets that are worth counting.
@@ -34,36 +36,8 @@ def t_cdf(t: float, freedom: float) -> float:
     >>> t_cdf(0.0, 5), round(t_cdf(4.303, 2), 4)
     (0.5, 0.975)
     """
-    tail = _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
+    tail = incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
     return 1 - tail if t > 0 else tail
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    log_front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return math.exp(log_front) / a / _beta_fraction(a, b, x)
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """1 + d_1 / (1 + d_2 / (1 + ...)) from the top (Lentz), until it no longer changes."""
-    value = numerator = 1.0
-    denominator = 0.0
-    for step in range(1, 10_000):
-        m = step // 2
-        if step % 2:
-            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        denominator = 1 / (1 + d * denominator)
-        numerator = 1 + d / numerator
-        value *= numerator * denominator
-        if abs(numerator * denominator - 1) < 1e-15:
-            break
-    return value
 
 
 @cache

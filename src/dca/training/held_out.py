@@ -95,7 +95,7 @@ class Folds:
         order = torch.randperm(len(labels), generator=seeds.generator(self.context.seed, "folds")).numpy()
         left_out = assign_folds(labels, groups, order, K)
         probabilities = self.predict_folds(left_out)
-        return HeldOutPredictions(probabilities, f"{K}-fold cross-validation", fold_shortage(labels, left_out))
+        return HeldOutPredictions(probabilities, f"{K}-fold cross-validation", fold_shortage(labels, groups, left_out))
 
     def predict_folds(self, left_out: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Probabilities (N, C) of all images, the mean over folds that leave an image out; NaN where none does.
@@ -108,7 +108,9 @@ class Folds:
             if out.any():
                 context = self.context.with_progress(partial(fold_progress, fold=fold, K=K))
                 total[out] += self.predict(out, context.part(f"{fold + 1}-of-{K}", fits=K - fold))
-        return np.divide(total, times[:, None], out=np.full_like(total, np.nan), where=times[:, None] > 0)
+        total[times == 0] = np.nan
+        total /= times.clip(min=1)[:, None]
+        return total
 
     def predict(self, left_out: NDArray[np.bool_], context: FitContext) -> NDArray[np.float64]:
         """Probabilities (n, C) of the n images left out; a finished fold in the context's folder is read there."""

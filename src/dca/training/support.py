@@ -21,7 +21,7 @@ STEPS, PIXELS = 8, 2**22
 
 
 class ImageSupport:
-    """Training images and their labels on the backbone's device; see `methods.interface.Support`.
+    """Training images and their labels on the backbone's device; see `methods.base.Support`.
 
     Images are decoded when pixels are first needed: a method over stored features never opens one.
     """

@@ -160,11 +160,12 @@ class TextGaussian:
         """
         if not self.can_hold_out:
             return False
-        voting = torch.stack([self.labels, self.groups], dim=1)[self.peers].unique(dim=0)
-        counts = torch.bincount(voting[:, 0])
-        votes = counts[counts > 0]
-        rare = bool(votes.max() >= RARE * votes.min())
-        return len(votes) > 1 and not (rare and effective_images(voting[:, 0]) < FEW_VOTES)
+        labels, groups = self.labels[self.peers].cpu(), self.groups[self.peers].cpu()
+        votes = torch.bincount(torch.unique(torch.stack([labels, groups]), dim=1)[0])
+        votes = votes[votes > 0]
+        if len(votes) < 2:
+            return False
+        return bool(votes.max() < RARE * votes.min()) or effective_images(labels, groups) >= FEW_VOTES
 
     @cached_property
     def residuals(self) -> Tensor:

@@ -108,6 +108,11 @@ class Familiarity:
         """Number of images that leave with each one, itself included, (N,)."""
         return torch.bincount(self.occasions, minlength=len(self.x))[self.occasions].double()
 
+    @property
+    def in_series(self) -> int:
+        """Number of images that share their occasion with another one."""
+        return int((self._leaving > 1).sum())
+
     @cached_property
     def held_rows(self) -> Tensor:
         """Indices (n,) of the images that can be left out: an image of another occasion stays in their class."""

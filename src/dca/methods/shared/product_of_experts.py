@@ -700,15 +700,17 @@ def learning_curve(pool: ExpertPool, selected: Sequence[Hyperparameters], accura
 
     accuracy: that with all images. Empty where there are too few images to tell, or so many that it would take long.
     """
-    shots = len(pool.labels) / max(int((pool.source.counts > 0).sum()), 1)
+    labels, groups = pool.labels.cpu(), pool.source.groups.cpu()
+    different = torch.unique(torch.stack([labels, groups]), dim=1)[0]  # copies count as one image
+    shots = len(different) / max(len(torch.unique(labels)), 1)
     if shots < MIN_SHOTS or not pool.source.can_hold_out or pool.held_out_scores > MAX_CURVE_SCORES:
         return []
     halves = _half_accuracies(pool, selected)
     if not halves:
         return []
-    C, half = len(torch.unique(pool.labels)), sum(halves) / len(halves)
+    C, half = len(torch.unique(labels)), sum(halves) / len(halves)
     points = [CurvePoint(shots / 2, half), CurvePoint(shots, accuracy)]
-    images = effective_images(pool.labels.cpu())
+    images = effective_images(different)
     for more in (1, 2):
         expected = expect_with_twice(points[-1].accuracy, points[-2].accuracy, C)
         low, high = held_out_interval(expected, images)

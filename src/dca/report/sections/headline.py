@@ -5,6 +5,7 @@ The linear probe shows what the training images tell without the names of their 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,10 @@ from dca.model.copies import describe_seen
 from dca.report.page import Section, percent
 from dca.report.reported_model import ReportedModel
 from dca.report.svg import Scale, drawing, element, label, line, rect, shorten
-from dca.stats.intervals import wilson_interval
+from dca.stats.intervals import effective_images, wilson_interval
 from dca.stats.paired import PairedDifference, paired_difference
 
-PROBE = "linear probe"
+ZERO_SHOT, PROBE = "zero-shot CLIP", "linear probe"
 # Training images times classes up to which it is solved: 100 classes of 16 images take about a second.
 MOST_PROBE_SIZE = 200_000
 
@@ -49,9 +50,11 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     rows = collect_accuracies(reported)
     if not rows:
         return "The accuracy was neither measured nor estimated: give labelled images, or fit with --estimate."
+    main, estimate = next(row for row in rows if row.main), reported.model.estimate_
     return {
-        "main": next(row for row in rows if row.main),
-        "plain": next((row for row in rows if row.name == "zero-shot CLIP"), None),
+        "main": main,
+        "caveats": estimate.caveats() if estimate is not None and main.estimated else [],
+        "plain": next((row for row in rows if row.name == ZERO_SHOT), None),
         "probe": next((row for row in rows if row.name == PROBE), None),
         "paired": _difference_to_zero_shot(reported),
         "chart": draw_accuracies(rows),
@@ -63,18 +66,23 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
 
 def collect_accuracies(reported: ReportedModel) -> list[Accuracy]:
     """What is known of the accuracy, zero-shot CLIP first: measured now, else by the run, else estimated."""
-    method, found = reported.model.method_.name, reported.predictions
     estimated = _estimated_accuracies(reported)
-    if found is not None and found.tested and found.zero_shot is not None:
-        plain, own = float((found.zero_shot == found.truth).mean()), float(found.right.mean())
-        measured = [_with_interval("zero-shot CLIP", plain, len(found), found.basis)]
-        if method != "linear_probe" and (right := evaluate_linear_probe(reported)) is not None:
-            measured.append(_with_interval(PROBE, float(right.mean()), len(found), found.basis))
-        measured.append(_with_interval(method, own, len(found), found.basis, main=True))
-        return [*measured, *estimated[1:]]
-    if recorded := _recorded_accuracies(reported):
-        return [*recorded, *estimated[1:]]
-    return [*estimated[:1], *(Accuracy(**{**vars(row), "main": True, "name": method}) for row in estimated[1:])]
+    if found := _measured_accuracies(reported) or _recorded_accuracies(reported):
+        return [*found, *estimated[-1:]]
+    own = [dataclasses.replace(row, main=True, name=reported.model.method_.name) for row in estimated[-1:]]
+    return [*estimated[:-1], *own]
+
+
+def _measured_accuracies(reported: ReportedModel) -> list[Accuracy]:
+    """The accuracies on the test images of the report: zero-shot CLIP and a linear probe where there are, the model."""
+    found, method = reported.predictions, reported.model.method_.name
+    if found is None or not found.tested:
+        return []
+    rights = {} if found.zero_shot is None else {ZERO_SHOT: found.zero_shot == found.truth}
+    if method != "linear_probe" and (right := evaluate_linear_probe(reported)) is not None:
+        rights[PROBE] = right
+    others = [_with_interval(name, float(right.mean()), len(found), found.basis) for name, right in rights.items()]
+    return [*others, _with_interval(method, float(found.right.mean()), len(found), found.basis, main=True)]
 
 
 def evaluate_linear_probe(reported: ReportedModel) -> NDArray[np.bool_] | None:
@@ -112,7 +120,7 @@ def _warn_of_seen(reported: ReportedModel) -> str:
     return ""
 
 
-def _with_interval(name: str, share: float, n: int, basis: str, *, main: bool = False) -> Accuracy:
+def _with_interval(name: str, share: float, n: float, basis: str, *, main: bool = False) -> Accuracy:
     return Accuracy(name, share, *wilson_interval(share, n), basis, main)
 
 
@@ -123,21 +131,21 @@ def _recorded_accuracies(reported: ReportedModel) -> list[Accuracy]:
         return []
     row, method = rows[0], reported.model.method_.name
     n, basis = row["test_images"], f"{pluralize(row['test_images'], 'test image')} of {row['name']}, by the fit"
-    return [
-        _with_interval("zero-shot CLIP", row["zero_shot_accuracy"], n, basis),
-        _with_interval(method, row["accuracy"], n, basis, main=True),
-    ]
+    plain = row["zero_shot_accuracy"]
+    others = [] if plain is None else [_with_interval(ZERO_SHOT, plain, n, basis)]
+    return [*others, _with_interval(method, row["accuracy"], n, basis, main=True)]
 
 
 def _estimated_accuracies(reported: ReportedModel) -> list[Accuracy]:
-    """The estimate of the fit: zero-shot CLIP, then the model."""
+    """The estimate of the fit: zero-shot CLIP where it is known, then the model. Both are means over classes."""
     found = reported.model.estimate_
     if found is None:
         return []
     own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, found.basis, estimated=True)
     if found.zero_shot_accuracy is None:
-        return [own, own]
-    return [_with_interval("zero-shot CLIP", found.zero_shot_accuracy, found.n, found.basis), own]
+        return [own]
+    worth = effective_images([image.label for image in reported.model.training_images_ if image.held_out])
+    return [_with_interval(ZERO_SHOT, found.zero_shot_accuracy, worth, pluralize(found.n, "training image")), own]
 
 
 def _difference_to_zero_shot(reported: ReportedModel) -> PairedDifference | None:
