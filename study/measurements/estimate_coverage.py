@@ -30,6 +30,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -56,11 +57,11 @@ ROOT = Path(__file__).resolve().parents[2]
 EARLIER = "193db6e7"
 # Photos of each class.
 BALANCED: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (4,) * 6, (8,) * 6)
-UNEQUAL: tuple[tuple[int, ...], ...] = ((200, 2), (112, 4))
+UNEQUAL: tuple[tuple[int, ...], ...] = ((200, 2), (112, 4), (30, 2, 2, 2))
 COPIED = 8
-NOISE: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (8,) * 6, (112, 4))
+NOISE: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (8,) * 6, (200, 2), (112, 4), (30, 2, 2, 2))
 # Fewest new images of a class: with fewer the truth is not known.
-LEAST = 6
+LEAST = 10
 WAYS = ("before", "now")
 
 
@@ -214,9 +215,15 @@ def measure_row(row: Row, tasks: int, estimators: Mapping[str, Estimator], done:
     return found
 
 
+def divide_tasks(rows: Sequence[Row], tasks: int) -> dict[tuple[str, str], int]:
+    """How many tasks each set has of a line of the table, by kind and situation: sets with too few images have none."""
+    able = Counter((row.kind, row.situation) for row in rows if any(row.draw(seed) is not None for seed in range(3)))
+    return {line: -(-tasks // sets) for line, sets in able.items()}
+
+
 def measure_rows(
     rows: Sequence[Row],
-    tasks: Mapping[str, int],
+    tasks: Mapping[tuple[str, str], int],
     workers: int,
     json: Path | None,
     done: Sequence[dict[str, Any]],
@@ -225,7 +232,7 @@ def measure_rows(
 ) -> list[dict[str, Any]]:
     """All rows with those that are done; written to `json` as they come.
 
-    tasks: for each kind. again: whether those that are done are measured again by this tree; the earlier one stays.
+    tasks: of `divide_tasks`. again: whether those that are done are measured again by this tree; the earlier one stays.
     """
     keys = [(row.kind, row.name, row.situation) for row in rows]
     found = {(row["kind"], row["set"], row["situation"]): row for row in done}
@@ -240,7 +247,8 @@ def measure_rows(
 
         def measure_next(row: Row) -> dict[str, Any]:
             estimators = idle.get()
-            made = measure_row(row, tasks[row.kind], estimators, found.get((row.kind, row.name, row.situation), {}))
+            count = tasks.get((row.kind, row.situation), 0)
+            made = measure_row(row, count, estimators, found.get((row.kind, row.name, row.situation), {}))
             idle.put(estimators)
             return made
 
@@ -324,10 +332,9 @@ def main() -> None:
     else:
         torch.set_num_threads(1)
         sources = list(read_sources(chosen.data, chosen.features))
-        kinds = ["noise", *(source.kind for source in sources)]
-        tasks = {kind: -(-chosen.tasks // kinds.count(kind)) for kind in kinds}
         done = read_rows(chosen.json) if chosen.json and chosen.json.exists() else []
         wanted = list(list_rows(sources, noise=True))
+        tasks = divide_tasks(wanted, chosen.tasks)
         rows = measure_rows(wanted, tasks, chosen.workers, chosen.json, done, again=chosen.again)
     print_tables(make_table(rows), SCRIPT, chosen.page)
 

@@ -61,6 +61,7 @@ def test_the_exact_interval_is_that_of_scipy(right: int, n: int):
     expected = binomtest(right, n).proportion_ci(0.95, "exact")
     assert exact_interval(right / n, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
     assert exact_interval(0.3, 0) == (0.0, 1.0)
+    assert exact_interval(0.98, 26.4)[1] == 1.0, "half an image that is wrong is none"
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.55, 1.55), (9.0, 4.0), (300.2, 1.1), (1.0, 1.0)])
@@ -100,3 +101,12 @@ def test_weights_give_every_class_and_every_image_the_same():
     weights = image_weights([0, 0, 0, 1], [7, 7, 8, 9])
     assert weights.tolist() == [0.125, 0.125, 0.25, 0.5]
     assert image_weights([4, 4, 9]).tolist() == [0.25, 0.25, 0.5]
+
+
+def test_all_right_and_all_wrong_are_exactly_one_and_zero():
+    for classes in range(1, 30):
+        labels = np.arange(3 * classes) % classes
+        assert macro_accuracy(np.ones(len(labels), dtype=bool), labels)[0] == 1.0
+        found = macro_accuracy(np.zeros(len(labels), dtype=bool), labels)[0]
+        assert found == pytest.approx(0.0, abs=1e-12)
+        assert np.copysign(1.0, found) == 1.0, "no -0.0"

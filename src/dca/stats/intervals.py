@@ -12,8 +12,8 @@ from dca.stats.beta import beta_quantile
 
 # The normal quantile of a two-sided 95 % interval, and the probability of each of its tails.
 Z95, TAIL = 1.959963984540054, 0.025
-# Fewer images than this are none.
-ROUNDING = 1e-9
+# One image, but for rounding.
+ONE = 1 - 1e-9
 # Held-out predictions come from models that share training images, so that their errors are not independent: n of them
 # are worth 0.55 n. Chosen on training and validation images and on noise: docs/closed-form.md.
 WORTH = 0.55
@@ -38,14 +38,15 @@ def wilson_interval(accuracy: float, n: float) -> tuple[float, float]:
 def exact_interval(accuracy: float, n: float) -> tuple[float, float]:
     """The exact 95 % interval of a share (Clopper and Pearson, Biometrika 26, 1934), also of fractions of images.
 
-    It covers at least 95 % also where n is small or the accuracy near 0 or 1; (0, 1) for n = 0.
+    It covers at least 95 % also where n is small or the accuracy near 0 or 1; (0, 1) for n = 0. Less than one image,
+    right or wrong, is none.
 
     >>> [round(end, 3) for end in exact_interval(0.9, 100)], exact_interval(1.0, 12)[1]
     ([0.824, 0.951], 1.0)
     """
     right, wrong = accuracy * n, (1 - accuracy) * n
-    low = beta_quantile(TAIL, right, wrong + 1) if right > ROUNDING else 0.0
-    return low, beta_quantile(1 - TAIL, right + 1, wrong) if wrong > ROUNDING else 1.0
+    low = beta_quantile(TAIL, right, wrong + 1) if right >= ONE else 0.0
+    return low, beta_quantile(1 - TAIL, right + 1, wrong) if wrong >= ONE else 1.0
 
 
 def held_out_interval(accuracy: float, n: float) -> tuple[float, float]:
@@ -103,7 +104,8 @@ def macro_accuracy(right: ArrayLike, labels: ArrayLike, groups: ArrayLike | None
         The accuracy, and the effective number of images.
     """
     wrong = ~np.asarray(right, dtype=bool)
-    return 1 - float(wrong @ image_weights(labels, groups)), effective_images(labels, groups)
+    # By the wrong ones, so that all right is exactly 1.
+    return max(0.0, 1 - float(wrong @ image_weights(labels, groups))), effective_images(labels, groups)
 
 
 def image_weights(labels: ArrayLike, groups: ArrayLike | None = None) -> NDArray[np.float64]:
