@@ -54,7 +54,6 @@ PLOTS, REPORT = "plots", "report.html"
 FILES = frozenset({
     *(CONFIG, WEIGHTS, MANIFEST, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PLOTS),
 })  # fmt: skip
-PARTIAL = ".partial"
 
 
 def serialize_weights(method: Method) -> bytes:
