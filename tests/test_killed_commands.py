@@ -24,16 +24,18 @@ from dca.export import folder as export_folder
 from dca.export.folder import TorchParity
 from dca.export.program import ModelDescription, require_onnx
 from dca.images.hashing import sha256_of
-from dca.model import checkpoint
+from dca.model import checkpoint, shards
+from dca.model.shards import MANIFEST
 from dca.projects.project import find_projects
 from helpers.kills import KILLED, run_child, snapshot
+from helpers.ray_stand_in import StandIn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 # How many events the fast tests kill at, evenly spread, beside those of the replacement itself.
 FEW = 3
 MODEL = "photos.dca"
 # Events of a replacement.
-REPLACING = ("exchange", "os.rename .photos", "os.rename photos", "os.rename .out", "os.rename out")
+REPLACING = ("exchange", *(f"os.rename {start}{name}" for start in (".", "") for name in ("photos", "out", "parts")))
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ CASES = {
     "predict -o --overwrite": Case(
         ("predict", "{model}", "{photos}/test", "-o", "{root}/out.csv", "-q", "--overwrite"), "out.csv"
     ),
+    "predict --backend ray --overwrite": Case(
+        ("predict", "{model}", "{photos}/test", "--backend", "ray", "--per-shard", "8", "-o", "{root}/parts", "-q",
+         "--overwrite"),
+        "parts",
+    ),
 }  # fmt: skip
 
 
@@ -96,7 +103,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> World:
-    """A model with corrections and files of the user's, an export of another model, and predictions of another one."""
+    """A model with corrections and files of the user's, an export of another model, and its predictions, twice."""
     require_onnx()  # and other modules that every child would load again
     import dca.report.assemble  # noqa: F401
 
@@ -117,6 +124,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> World:
     for name, text in (("model.onnx", "old"), ("classes.json", '{"library": "dca-prompt"}'), ("predict.py", "")):
         (before / "out" / name).write_text(text)
     (before / "out.csv").write_text("path,label\n")
+    (before / "parts").mkdir()
+    for name, text in ((MANIFEST, "{}\n"), ("part-00000.csv", "path,label\n"), ("notes.txt", "mine")):
+        (before / "parts" / name).write_text(text)
     names = {"photos": str(photos), "backbone": str(tiny_folder), "zebras": str(zebras), "model": str(base / MODEL)}
     return World(names, before, tmp_path_factory.mktemp("scratch"))
 
@@ -133,6 +143,12 @@ def quick_export(monkeypatch: pytest.MonkeyPatch) -> None:
         return TorchParity(0.0, 1), None
 
     monkeypatch.setattr(export_folder, "_write_model", write_model)
+
+
+@pytest.fixture(autouse=True)
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that is this process."""
+    monkeypatch.setattr(shards, "connect_ray", StandIn)
 
 
 def kept(model: Path) -> Any:
@@ -218,6 +234,7 @@ def choose_few(events: tuple[str, ...]) -> list[int]:
     ("name", "can_exchange"),
     [
         ("add-class", True), ("export --overwrite", False), ("predict -o --overwrite", True),
+        ("predict --backend ray --overwrite", False),
         pytest.param("fit --overwrite", True, marks=pytest.mark.slow),
         pytest.param("fit --overwrite", False, marks=pytest.mark.slow),
     ],
@@ -261,7 +278,9 @@ def test_an_export_that_was_moved_aside_is_not_replaced_unasked(world: World) ->
 
 
 # The others are killed at every event by `make test-slow`.
-@pytest.mark.parametrize("name", ["add-class", "fit --overwrite", "export", "predict -o"])
+@pytest.mark.parametrize(
+    "name", ["add-class", "fit --overwrite", "export", "predict -o", "predict --backend ray --overwrite"]
+)
 def test_a_command_killed_at_a_few_events_loses_nothing(world: World, name: str) -> None:
     kill_at(world, CASES[name], choose_few, can_exchange=name != "rename-class")
 

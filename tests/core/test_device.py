@@ -155,6 +155,36 @@ before = resident()
 assert return_freed_memory()
 print(before - resident())
 """
+# 30 MB in small blocks by each of six threads, one after the other: resident megabytes when they have freed them.
+THREADS = """
+import os, sys, threading
+from pathlib import Path
+from dca.core.device import share_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+if sys.argv[1] == "share":
+    assert share_freed_memory()
+turns, stay = [threading.Event() for _ in range(7)], []
+
+def work(number):
+    turns[number].wait()
+    blocks = [os.urandom(100_000) for _ in range(300)]
+    stay.append(os.urandom(1000))
+    del blocks
+    turns[number + 1].set()
+    turns[-1].wait()
+
+before = resident()
+threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+for thread in threads:
+    thread.start()
+turns[0].set()
+for thread in threads:
+    thread.join()
+print(resident() - before)
+"""
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these functions")
 
 
@@ -173,6 +203,11 @@ def test_memory_below_a_block_that_stays_is_given_back():
     assert printed(TRIMMED) > 100
 
 
+@needs_glibc
+def test_what_a_thread_has_freed_is_taken_by_others():
+    assert printed(THREADS, "share") < printed(THREADS, "keep") / 2
+
+
 @pytest.mark.parametrize("library", [object(), None])
 def test_other_systems_keep_what_they_like(monkeypatch: pytest.MonkeyPatch, library: object):
     if library is None:
@@ -181,6 +216,7 @@ def test_other_systems_keep_what_they_like(monkeypatch: pytest.MonkeyPatch, libr
         monkeypatch.setattr(device.ctypes, "CDLL", lambda name: library)
     assert device.keep_freed_memory() is False
     assert device.return_freed_memory() is False
+    assert device.share_freed_memory() is False
 
 
 # Libraries of a GPU

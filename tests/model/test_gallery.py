@@ -24,7 +24,7 @@ def model(sample: Dataset, tiny_folder: Path) -> Classifier:
 
 def test_a_saved_gallery_is_read_as_it_was(model: Classifier, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
-    known, found = model.gallery(), Gallery.load(tmp_path / "model")
+    known, found = model.gallery(), Gallery.load(tmp_path / "model" / GALLERY)
     assert known is not None
     assert found is not None
     assert torch.equal(found.features, known.features)
@@ -94,7 +94,7 @@ def test_a_damaged_gallery_is_named(model: Classifier, tmp_path: Path, damage: C
     path = tmp_path / "model" / GALLERY
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=r"gallery\.safetensors: not a readable gallery"):
-        Gallery.load(tmp_path / "model")
+        Gallery.load(tmp_path / "model" / GALLERY)
 
 
 def test_saving_names_the_training_image_that_is_gone_and_the_way_out(photos: Path, clip: CLIP, tmp_path: Path) -> None:

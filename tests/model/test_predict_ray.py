@@ -83,6 +83,20 @@ def test_finished_shards_are_not_made_again(on_ray: Callable[..., Any], tmp_path
     assert on_ray(again := StandIn()).predicted == again.done == 0
 
 
+def test_shards_that_are_to_replace_others_are_continued(on_ray: Callable[..., Any], tmp_path: Path):
+    on_ray(StandIn())
+    before = rows(tmp_path / "parts")
+    with pytest.raises(UserError, match="the task was lost"):
+        on_ray(StandIn(lost=(3,)), PredictionOptions(top=2), overwrite=True)
+    assert rows(tmp_path / "parts") == before
+    done = on_ray(ray := StandIn(), PredictionOptions(top=2), overwrite=True)
+    assert ray.done == 2
+    assert (done.images, done.unreadable) == (31, 1)
+    assert rows(tmp_path / "parts") != before
+    assert not (tmp_path / "parts.partial").exists()
+    assert on_ray(again := StandIn(), PredictionOptions(top=2)).predicted == again.done == 0
+
+
 def test_an_error_of_a_task_is_that_of_this_machine(on_ray: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     def refuse(*arguments: Any) -> None:
         raise UserError("disk full")

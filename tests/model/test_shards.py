@@ -102,7 +102,53 @@ def test_shards_of_another_command_are_not_continued(images: list[str], tmp_path
     assert shards.shard_path(0).exists()
     again = opened(tmp_path / "parts", others, **identity, overwrite=True)
     assert again.unfinished() == list(range(len(again.images)))
-    assert not shards.shard_path(0).exists()
+    assert again.folder == tmp_path / "parts.partial"
+    assert shards.shard_path(0).read_text() == "path,label\n"
+
+
+def finish_all(shards: Shards, target: Path, text: str) -> None:
+    """Make all files of shards, and finish them."""
+    for number in shards.unfinished():
+        shards.shard_path(number).write_text(text)
+    shards.finish(target)
+
+
+def test_shards_that_replace_others_take_their_place_together(images: list[str], tmp_path: Path):
+    target = tmp_path / "parts"
+    finish_all(opened(target, images, kind=".jsonl"), target, "{}\n")
+    (target / "notes.txt").write_text("mine")
+    (target / "more").mkdir()
+    (target / "more" / "part-00000.csv").write_text("mine, too")
+    first = opened(target, images, overwrite=True)
+    first.shard_path(1).write_text("path\n")
+    again = opened(target, images, overwrite=True)  # the same command, after it was killed
+    assert again.unfinished() == [0, 2, 3]
+    assert opened(target, images, kind=".jsonl").unfinished() == []  # the others are there as long
+    finish_all(again, target, "path\n")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == ["=1.jpg", "bad.jpg", "parts"]
+    names = [MANIFEST, "more", "notes.txt", *(f"part-0000{n}.csv" for n in range(4))]
+    assert sorted(path.name for path in target.iterdir()) == sorted(names)
+    assert (target / "more" / "part-00000.csv").read_text() == "mine, too"
+    assert opened(target, images).unfinished() == []
+
+
+def test_unfinished_shards_of_a_command_that_was_given_up_are_dropped(images: list[str], tmp_path: Path):
+    target = tmp_path / "parts"
+    finish_all(opened(target, images), target, "path\n")
+    opened(target, images, top=2, overwrite=True).shard_path(0).write_text("path\n")
+    other = opened(target, images, top=3, overwrite=True)
+    assert other.unfinished() == [0, 1, 2, 3]
+    finish_all(other, target, "path\n")
+    assert opened(target, images, top=3).folder == target
+
+
+def test_a_folder_of_the_name_of_unfinished_shards_is_left_alone(images: list[str], tmp_path: Path):
+    finish_all(opened(tmp_path / "parts", images), tmp_path / "parts", "path\n")
+    (tmp_path / "parts.partial").mkdir()
+    (tmp_path / "parts.partial" / "part-00000.csv").write_text("mine")
+    with pytest.raises(UserError, match=r"parts.partial holds other files"):
+        opened(tmp_path / "parts", images, top=2, overwrite=True)
+    assert (tmp_path / "parts.partial" / "part-00000.csv").read_text() == "mine"
 
 
 def test_a_damaged_manifest_is_not_continued(images: list[str], tmp_path: Path):
@@ -126,7 +172,7 @@ def test_what_a_killed_process_left_is_removed(images: list[str], tmp_path: Path
     shards = opened(tmp_path / "parts", images)
     (tmp_path / "parts" / ".part-00000.csv.abc").write_text("half")
     assert shards.unfinished() == [0, 1, 2, 3]
-    shards.clean()
+    shards.finish(tmp_path / "parts")
     assert [path.name for path in (tmp_path / "parts").iterdir()] == [MANIFEST]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from dca.serve.encoder import ImageFeatures
 from dca.serve.errors import RequestError
-from dca.serve.workspace import ImagePool, LoadedImage
+from dca.serve.workspace import OBJECT_BYTES, ImagePool, LoadedImage
 
 
 def loaded(name: str, size: int) -> LoadedImage:
@@ -15,7 +15,8 @@ def loaded(name: str, size: int) -> LoadedImage:
 
 
 def test_recent_images_are_forgotten_by_size_and_the_tray_stays():
-    images = ImagePool(recent_bytes=100, tray_bytes=50, tray_images=2)
+    one = loaded("a", 40).memory
+    images = ImagePool(recent_bytes=2 * one + 20, tray_bytes=one + 10, tray_images=2)
     images.put_in_tray(loaded("t", 40))
     for name in "abc":
         images.keep_recent(loaded(name, 40))
@@ -24,3 +25,9 @@ def test_recent_images_are_forgotten_by_size_and_the_tray_stays():
         images.put_in_tray(loaded("u", 40))
     assert images.remove_from_tray("t")
     images.put_in_tray(loaded("u", 40))
+
+
+def test_small_files_count_with_all_that_is_kept_of_them():
+    features = ImageFeatures(torch.zeros(1792), torch.zeros(512))
+    image = LoadedImage("a", 1, 1, ".jpg", b"small", features, b"file")
+    assert image.memory == 9 + 4 * (1792 + 512) + OBJECT_BYTES

@@ -67,11 +67,13 @@ def run_app(
     from dca.serve import require_packages
 
     require_packages()
+    from dca.core.device import share_freed_memory
     from dca.projects.project import is_project
     from dca.serve.server import serve_projects
     from dca.training.session import Session
 
     start_logging()
+    share_freed_memory()
     serve_options = make_options(no_token=no_token, **options)
     workspace, project = (folder or Path.home() / WORKSPACE).expanduser(), ""
     if workspace.exists() and not workspace.is_dir():

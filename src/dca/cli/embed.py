@@ -245,9 +245,9 @@ def feature_table(
 def open_table(encoder: Encoder, archive: Sequence[str]) -> FeatureTable | None:
     """The features that dca embed has written; None where an archive is of images."""
     from dca.model.embed import SUFFIX, FeatureTable
-    from dca.model.shards import MANIFEST, list_shard_files
+    from dca.model.shards import holds_shards, list_shard_files
 
-    folders = [name for name in archive if (Path(name) / MANIFEST).is_file()]
+    folders = [name for name in archive if holds_shards(Path(name))]
     tables = [name for name in archive if name in folders or name.endswith(SUFFIX)]
     if not tables:
         return None

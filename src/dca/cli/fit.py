@@ -428,7 +428,7 @@ def open_report(model: Path, spec: FitSpec, *, device: str, quiet: bool) -> None
 @contextmanager
 def resumable(target: Path) -> Iterator[None]:
     """Make an interrupt exit with 130 and say how to continue."""
-    from dca.runs.folder import partial_folder
+    from dca.core.files import partial_folder
 
     try:
         yield

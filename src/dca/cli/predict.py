@@ -340,10 +340,14 @@ def write_predictions(
 @contextmanager
 def explaining_interrupts(output: Path, backend: Backend) -> Iterator[None]:
     """Say, if the work is interrupted, how it is continued."""
+    from dca.core.files import PARTIAL, partial_folder
+
     try:
         yield
     except KeyboardInterrupt:
-        where = output if backend == "ray" else f"{output}.partial"
+        where = output.with_name(f"{output.name}{PARTIAL}")
+        if backend == "ray":  # beside a folder that is to be replaced, else in the folder itself
+            where = beside if (beside := partial_folder(output)).exists() else output
         print_lines(f"interrupted; the same command continues from {where}", err=True)
         raise click.exceptions.Exit(130) from None
 

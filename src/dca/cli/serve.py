@@ -172,6 +172,7 @@ def command(
     from dca.serve import require_packages
 
     require_packages()
+    from dca.core.device import share_freed_memory
     from dca.model.classifier import Classifier
     from dca.model.rejection import require_rate
     from dca.serve.server import serve
@@ -180,6 +181,7 @@ def command(
     if tray is not None and not tray.is_dir():
         raise UserError(f"{tray}: no such folder", hint="give a folder of images to --tray")
     start_logging()
+    share_freed_memory()
     serve_options = make_options(no_token=no_token, **options)
     classifier = Classifier.from_pretrained(model, backbone=backbone, device=device, precision=precision)
     require_rate(serve_options.reject, classifier.smallest_p_value)

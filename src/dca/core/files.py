@@ -34,6 +34,8 @@ ATTEMPTS = 20
 # The name of an unfinished file says which process of which machine makes it.
 _UNFINISHED = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})-(?P<process>\d+)-\d+\.new", re.DOTALL)
 _numbers = itertools.count()
+# End of the name of unfinished work that a repeated command continues; a user may see it.
+PARTIAL = ".partial"
 # The locks that this process holds, each with its thread.
 _held: set[tuple[str, int]] = set()
 
@@ -102,6 +104,12 @@ def _within_lock(folder: Path, what: str, wait: float = 0.0) -> Iterator[None]:
 def follow_link(folder: Path) -> Path:
     """The folder that a link points to, which is what is replaced, so that a link stays a link; else `folder`."""
     return Path(os.path.realpath(folder)) if folder.is_symlink() else folder
+
+
+def partial_folder(target: Path) -> Path:
+    """Where a folder is made, over several calls if need be, before it takes the place of `target`."""
+    folder = follow_link(target)
+    return folder.with_name(f"{folder.name}{PARTIAL}")
 
 
 def _recover(target: Path) -> None:

@@ -324,6 +324,9 @@ def _parse_description(about: bytes | None) -> dict[str, object]:
 class MemoryStore:
     """Features by key, as `FeatureStore` has them, without a file.
 
+    Args:
+        other: A store whose features are known here, too.
+
     Example:
         >>> store = MemoryStore()
         >>> store.add({"backbone": "c620"}, ["0a" * 32], torch.ones(1, 3))
@@ -331,8 +334,8 @@ class MemoryStore:
         torch.Size([1, 3])
     """
 
-    def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], Tensor] = {}
+    def __init__(self, other: MemoryStore | None = None) -> None:
+        self._rows: dict[tuple[str, str], Tensor] = dict(other._rows) if other else {}
 
     def add(self, about: Mapping[str, object], keys: Sequence[str], rows: Tensor) -> None:
         """Keep features (N, D) under N keys."""

@@ -54,7 +54,6 @@ PLOTS, REPORT = "plots", "report.html"
 FILES = frozenset({
     *(CONFIG, WEIGHTS, MANIFEST, CARD, GALLERY, SPEC, RESULT, REPORT, METRICS, STATE, FOLDS, CORRECTIONS, PLOTS),
 })  # fmt: skip
-PARTIAL = ".partial"
 
 
 def serialize_weights(method: Method) -> bytes:
@@ -73,7 +72,7 @@ def write(folder: Path, method: Method, record: ModelRecord, gallery: Gallery | 
     write_bytes(folder / CARD, encode_utf8(model_card(record)))
     (folder / GALLERY).unlink(missing_ok=True)  # of an attempt that was killed
     if gallery is not None:
-        gallery.write(folder)
+        gallery.write(folder / GALLERY)
     write_json(folder / CONFIG, record.to_dict())
 
 
@@ -112,7 +111,7 @@ def require_intact(folder: Path, names: Sequence[str] = MANIFESTED) -> None:
 
 def load_gallery(folder: Path) -> Gallery | None:
     """The gallery of a model folder; None if it has none. Raises if the file is damaged, or of another model."""
-    gallery = Gallery.load(folder)
+    gallery = Gallery.load(folder / GALLERY)
     require_intact(folder, [GALLERY])
     return gallery
 

@@ -136,7 +136,7 @@ def embed_on_ray(
         images: Paths of files; one that is given twice has one row.
         folder: Where part-00000.parquet, part-00001.parquet, ... are written.
         per_shard: Images per shard.
-        overwrite: Drop shards of another call that are in the folder.
+        overwrite: Replace shards of another call that are in the folder, when all of the new ones are there.
         progress: Receives the progress, with the rate.
 
     Returns:

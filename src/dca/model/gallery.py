@@ -6,6 +6,7 @@ files. It is one file of the model folder, `gallery.safetensors`; a model works 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,40 +82,46 @@ class Gallery:
         )
 
     @classmethod
-    def load(cls, folder: Path) -> Self | None:
-        """Read the gallery of a model folder.
+    def load(cls, path: Path, encoder: str = "") -> Self | None:
+        """Read a gallery.
 
         Args:
-            folder: The model folder.
+            path: The file.
+            encoder: Identity of the backbone, as it was written.
 
         Returns:
-            The gallery; None if the folder has none.
+            The gallery; None if there is no file, or one of another backbone.
 
         Raises:
             UserError: If the file is damaged.
         """
-        path = folder / GALLERY
         if not path.is_file():
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                rows = json.loads((file.metadata() or {})["images"])
+                facts = file.metadata() or {}
+                if facts.get("encoder", "") != encoder:
+                    return None
+                rows = json.loads(facts["images"])
                 features, sizes = file.get_tensor("features"), file.get_tensor("sizes")
                 pieces = file.get_tensor("jpegs").split(sizes.tolist())
             labels, sha256, names = zip(*rows, strict=True) if rows else ((), (), ())
             gallery = cls(features, labels, sha256, names, tuple(bytes(piece.numpy()) for piece in pieces))
             if not len(features) == len(gallery.jpegs) == len(rows) or features.ndim != 2:
                 raise ValueError("its parts do not belong together")
+            if encoder and facts["sha256"] != gallery._hash():
+                raise ValueError("its content has changed")
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             hint = "delete it (the model works without), or fit again"
             raise UserError(f"{path}: not a readable gallery ({error})", hint=hint) from None
         return gallery
 
-    def write(self, folder: Path) -> None:
-        """Write the gallery into a model folder.
+    def write(self, path: Path, encoder: str = "") -> None:
+        """Write the gallery, in one rename.
 
         Args:
-            folder: The folder.
+            path: The file.
+            encoder: Identity of the backbone. Such a file is in no manifest, so it also has the hash of its content.
         """
         rows = list(zip(self.labels, self.sha256, self.names, strict=True))
         tensors = {
@@ -122,7 +129,15 @@ class Gallery:
             "jpegs": torch.from_numpy(np.frombuffer(b"".join(self.jpegs), np.uint8).copy()),
             "sizes": torch.tensor([len(jpeg) for jpeg in self.jpegs], dtype=torch.int64),
         }
-        write_bytes(folder / GALLERY, save(tensors, metadata={"images": json.dumps(rows)}))
+        facts = {"images": json.dumps(rows), **({"encoder": encoder, "sha256": self._hash()} if encoder else {})}
+        write_bytes(path, save(tensors, metadata=facts))
+
+    def _hash(self) -> str:
+        """Hash of features and thumbnails."""
+        content = hashlib.sha256(self.features.contiguous().numpy().tobytes())
+        for jpeg in self.jpegs:
+            content.update(jpeg)
+        return content.hexdigest()
 
     def nearest(self, features: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find the most similar images of the gallery.

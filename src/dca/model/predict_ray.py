@@ -68,7 +68,7 @@ def predict_on_ray(
         options: What is to be known of every image.
         kind: ".csv", ".jsonl" or ".parquet".
         per_shard: Images per shard.
-        overwrite: Drop shards of another call that are in the folder.
+        overwrite: Replace shards of another call that are in the folder, when all of the new ones are there.
         progress: Receives the progress, with the rate.
 
     Returns:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dca.core.errors import UserError
-from dca.core.files import atomic_write, encode_utf8, explain_write_errors
+from dca.core.files import PARTIAL, atomic_write, encode_utf8, explain_write_errors
 from dca.core.hints import allow_overwrite
 from dca.core.progress import Progress
 
@@ -171,7 +171,6 @@ def require_writer_package(kind: str) -> None:
         raise UserError("Parquet files need pyarrow, which is not installed", hint=hint) from None
 
 
-SUFFIX = ".partial"
 # Seconds between two waits for the disk.
 SYNC_EVERY = 2.0
 
@@ -192,7 +191,7 @@ class Journal:
     """
 
     def __init__(self, output: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
-        self.path = output.with_name(output.name + SUFFIX)
+        self.path = output.with_name(output.name + PARTIAL)
         self.paths: set[str] = set()
         self._synced = time.monotonic()
         with explain_write_errors(self.path):
@@ -280,7 +279,7 @@ class Journal:
 
 def drop_finished_journal(output: Path) -> None:
     """Delete the rows that a call left when it was killed after it had written the output from them."""
-    journal = output.with_name(output.name + SUFFIX)
+    journal = output.with_name(output.name + PARTIAL)
     # Rows of a later call, which is to replace the output, are newer.
     if journal.is_file() and journal.stat().st_mtime_ns <= output.stat().st_mtime_ns:
         journal.unlink()

@@ -49,11 +49,11 @@ class Refitter:
         if gallery is not None:
             rows = zip(gallery.sha256, gallery.names, gallery.jpegs, strict=True)
             self._images = {row[0]: StoredImage(*row) for row in rows}
-            self._add_features(gallery.sha256, gallery.features)
+            self._add_features(self._store, gallery.sha256, gallery.features)
         self._other = tuple(StoredImage(image.sha256, image.name, b"") for image in model.other_images_)
         stored = model.method_.stored_other_features()
         if stored is not None:
-            self._add_features([image.sha256 for image in self._other], stored)
+            self._add_features(self._store, [image.sha256 for image in self._other], stored)
 
     def refit(self, examples: Sequence[LabelledFeatures]) -> Classifier:
         """Fit the model on all images; an example replaces a training image of the same content.
@@ -70,7 +70,9 @@ class Refitter:
         if self.obstacle:
             raise UserError(self.obstacle, hint="fit it again on all images")
         model, method = self.model, self.model.method_
-        self._add_features([example.image.sha256 for example in examples], _stack_features(examples))
+        # A store of its own: the features of examples that are given once would stay, with those of all the others.
+        store = MemoryStore(self._store)
+        self._add_features(store, [example.image.sha256 for example in examples], _stack_features(examples))
         other = Classifier(
             model.method,
             seed=model.seed,
@@ -80,15 +82,15 @@ class Refitter:
             calibrate=model.calibrate,
             **model.method_options,
         )
-        other._fit_drawn(self._source(examples), self._session, rules=method.problem.rules)
+        other._fit_drawn(self._source(examples), self._session.with_store(store), rules=method.problem.rules)
         other.gallery_ = self._gallery(examples).select(other.training_images_)
         return other
 
-    def _add_features(self, contents: Sequence[str], features: Tensor) -> None:
+    def _add_features(self, store: MemoryStore, contents: Sequence[str], features: Tensor) -> None:
         """Store features (n, D) of images where a fit looks for them: those of each encoder apart."""
         encoder = self.model.method_.encoder
         for member in encoder.members if contents else ():
-            self._store.add(feature_space(member), contents, encoder.take_features(member, features))
+            store.add(feature_space(member), contents, encoder.take_features(member, features))
 
     def _gallery(self, examples: Sequence[LabelledFeatures]) -> Gallery:
         """The training images and the examples; their class indices are not those of the new model yet."""

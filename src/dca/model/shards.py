@@ -5,6 +5,9 @@ written first and says which images belong to which shard. So every process that
 interruption, makes the same file, and a shard is finished if its file is there. Ray starts tasks again whose worker or
 node has died. What is made of the images of a shard is a `ShardWork`.
 
+Where the folder holds shards of another command, which are to be replaced, the new ones are made in FOLDER.partial. It
+takes the place of the folder when all of them are there, so that no moment is without shards.
+
 The working folder, what the work loads, the images and the output must be shared by all nodes, and `dca` be installed
 on them.
 """
@@ -26,7 +29,18 @@ from typing import Any, Protocol
 from PIL import Image
 
 from dca.core.errors import UserError
-from dca.core.files import atomic_write, encode_utf8, exclusive_lock, explain_write_errors
+from dca.core.files import (
+    atomic_replace,
+    atomic_write,
+    encode_utf8,
+    exclusive_lock,
+    explain_write_errors,
+    is_abandoned,
+    link_tree,
+    partial_folder,
+    remove_abandoned,
+    restore_folder,
+)
 from dca.core.hints import allow_overwrite, choose_output, start_ray
 from dca.core.progress import Progress
 from dca.core.text import pluralize
@@ -37,6 +51,8 @@ from dca.model.prediction_files import WRITERS
 PER_GPU = 4
 # Readers of a folder of Parquet or CSV files leave out names that begin with an underscore.
 MANIFEST = "_manifest.jsonl"
+# How the names of shards begin that are being written.
+UNFINISHED = ".part-"
 # Images per shard: a multiple of the batch sizes, so that batches are those of a run into one file.
 PER_SHARD = 1024
 # Seconds between two reports of progress while no shard ends.
@@ -92,7 +108,7 @@ def make_shards_on_ray(
         folder: Where part-00000, part-00001, ... are written.
         kind: Suffix of the files.
         per_shard: Images per shard.
-        overwrite: Drop shards of another call that are in the folder.
+        overwrite: Replace shards of another call that are in the folder, when all of the new ones are there.
         progress: Receives the progress, with the rate.
 
     Returns:
@@ -113,7 +129,9 @@ def make_shards_on_ray(
             shards = open_shards(folder, paths, kind, facts, per_shard=per_shard, overwrite=overwrite)
             task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_make_shard)
             tallies = _iterate_tallies(ray, task, shards, context, at_once)
-            return ShardsDone(identity, *_make_left(shards, tallies, progress))
+            done = ShardsDone(identity, *_make_left(shards, tallies, progress))
+            shards.finish(folder)
+            return done
     finally:
         ray.shutdown()  # cancels what this call has submitted; the cluster goes on
 
@@ -138,7 +156,6 @@ def _make_left(shards: Shards, tallies: Iterator[Tally | None], progress: Progre
             now += tally.rows
             total.add(tally)
         progress("images", total.rows, images, f"{now / (time.monotonic() - began):.1f} images/s")
-    shards.clean()
     return total, now, time.monotonic() - began
 
 
@@ -236,7 +253,7 @@ class Shards:
     """The shards of one command.
 
     Attributes:
-        folder: Folder that holds them.
+        folder: Where they are made, and are afterwards unless they take the place of others.
         kind: Suffix of their files.
         images: Paths of the images of each shard.
     """
@@ -253,10 +270,20 @@ class Shards:
         """Numbers of the shards that are not finished."""
         return [number for number in range(len(self.images)) if not self.shard_path(number).is_file()]
 
-    def clean(self) -> None:
-        """Remove what killed processes have left of shards that others have made again."""
-        for path in self.folder.glob(".part-*"):
+    def finish(self, target: Path) -> None:
+        """Put the shards, which are all there, in the place of the folder `target`, if they are not in it already.
+
+        What else is in it is kept; what killed processes have left of shards is removed.
+        """
+        for path in self.folder.glob(f"{UNFINISHED}*"):
             path.unlink(missing_ok=True)
+        if self.folder == target:
+            return
+        remove_abandoned(self.folder)
+        with explain_write_errors(self.folder):
+            for path in _list_others(target):
+                link_tree(path, self.folder / path.name)
+        atomic_replace(self.folder, target)
 
     def tally(self, numbers: Sequence[int]) -> Tally:
         """Count the rows of finished shards."""
@@ -277,7 +304,8 @@ def open_shards(
         kind: Suffix of the files.
         identity: Plain values that decide the rows.
         per_shard: Images per shard.
-        overwrite: Drop shards of other images or of another identity, instead of raising.
+        overwrite: Where there are shards of other images or of another identity, make the shards in a folder beside
+            them, or continue those there, instead of raising.
 
     Returns:
         The shards, as the manifest says.
@@ -286,22 +314,34 @@ def open_shards(
         UserError: If the folder holds other files or shards of another command, or cannot be written.
     """
     made = [list(images[start : start + per_shard]) for start in range(0, len(images), per_shard)]
-    shards, facts = Shards(folder, kind, made), {**identity, "kind": kind, "per_shard": per_shard}
+    facts = {**identity, "kind": kind, "per_shard": per_shard}
+    if differing := _begin_shards(folder, facts, made):
+        if not overwrite:
+            problem = f"{folder} holds files of another command"
+            raise UserError(problem, details=differing, hint=[allow_overwrite(), choose_output()])
+        folder = partial_folder(folder)
+        if _begin_shards(folder, facts, made):  # unfinished, of a command that was given up
+            _begin_again(folder, facts, made)
+    return Shards(folder, kind, made)
+
+
+def _begin_shards(folder: Path, facts: dict[str, Any], images: Sequence[Sequence[str]]) -> list[str]:
+    """Write the manifest into a new or empty folder; returns how the one that is there differs, if it does."""
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if MANIFEST in there:
-        differing = _list_differences(folder / MANIFEST, facts, made)
-        if not differing:
-            return shards
-        if not overwrite:
-            problem = f"{folder} holds files of another command"
-            raise UserError(problem, details=differing, hint=[allow_overwrite(), choose_output()])
-        _remove_shards(folder)
-    elif there:
+        return _list_differences(folder / MANIFEST, facts, images)
+    if there:
         raise UserError(f"{folder} holds other files", details=there, hint=choose_output("a new folder"))
-    _write_manifest(folder / MANIFEST, facts, made)
-    return shards
+    _write_manifest(folder / MANIFEST, facts, images)
+    return []
+
+
+def holds_shards(folder: Path) -> bool:
+    """Whether a command has made, or begun, shards in a folder."""
+    restore_folder(folder)
+    return (folder / MANIFEST).is_file()
 
 
 def list_shard_files(folder: Path) -> list[Path]:
@@ -346,13 +386,25 @@ def _list_differences(path: Path, facts: dict[str, Any], images: Sequence[Sequen
     return lines or ([] if theirs == list(map(list, images)) else ["the images are in another order"])
 
 
-def _remove_shards(folder: Path) -> None:
-    """Remove the shards of a folder, the manifest last: without it the others would be foreign files."""
+def _begin_again(folder: Path, facts: dict[str, Any], images: Sequence[Sequence[str]]) -> None:
+    """Remove the shards of a folder, and then replace its manifest: without one, what is left would be foreign."""
     with explain_write_errors(folder):
-        for kind in WRITERS:
-            for path in folder.glob(f"part-*{kind}"):
+        for path in folder.iterdir():
+            if _is_shard(path):
                 path.unlink()
-        (folder / MANIFEST).unlink()
+    _write_manifest(folder / MANIFEST, facts, images)
+
+
+def _list_others(folder: Path) -> list[Path]:
+    """What is in a folder of shards, finished or not, beside them and the manifest."""
+    others = (path for path in folder.iterdir() if path.name != MANIFEST and not _is_shard(path))
+    return [path for path in others if not path.name.startswith(UNFINISHED) and not is_abandoned(path.name)]
+
+
+def _is_shard(path: Path) -> bool:
+    """Whether a file has the name of a shard."""
+    number = path.stem.removeprefix("part-")
+    return path.stem != number and number.isdecimal() and path.suffix in WRITERS
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -20,8 +20,8 @@ from dca.core.errors import UserError
 from dca.core.files import (
     atomic_replace,
     explain_write_errors,
-    follow_link,
     json_digest,
+    partial_folder,
     read_json,
     remove_abandoned,
     write_json,
@@ -32,7 +32,7 @@ from dca.datasets.dataset import LabelledImage
 from dca.datasets.task import Task
 from dca.images.decode import ImageLike
 from dca.model import checkpoint
-from dca.model.checkpoint import PARTIAL, RESULT, SPEC
+from dca.model.checkpoint import RESULT, SPEC
 from dca.runs.result import RunResult
 from dca.runs.spec import FitSpec
 from dca.training.context import make_problem
@@ -224,12 +224,6 @@ class RunFolder:
         """Remove what only an unfinished run needs."""
         (self.target / STATE).unlink(missing_ok=True)
         shutil.rmtree(self.target / FOLDS, ignore_errors=True)
-
-
-def partial_folder(target: Path) -> Path:
-    """The folder of the unfinished run of `target`."""
-    folder = follow_link(target)
-    return folder.with_name(f"{folder.name}{PARTIAL}")
 
 
 def _read_result(path: Path) -> RunResult:

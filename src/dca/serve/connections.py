@@ -65,7 +65,8 @@ def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
             self._transport = transport
-            super().connection_made(_TransportWithClose(transport, self._close))  # type: ignore[arg-type]
+            self._wrapped = _TransportWithClose(transport, self._close)
+            super().connection_made(self._wrapped)  # type: ignore[arg-type]
             same = [other for other in connections if other.address == self.address]
             if _make_room(same, options.client_connections) and _make_room(connections, options.connections):
                 connections.add(self)
@@ -106,9 +107,13 @@ def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             connections.discard(self)
-            self._closing = True
+            self._closing, self.phase = True, Phase.CLOSING
             super().connection_lost(exc)
             self._stop_timer()
+            # It refers to itself through these. Left to the garbage collector, which rarely looks at all objects,
+            # hundreds of ended connections would stay in memory with what they have received.
+            self._wrapped.release()
+            self.cycle = None  # type: ignore[assignment] # as before the first request
 
         def end(self) -> None:
             """End at once."""
@@ -189,3 +194,11 @@ class _TransportWithClose:
 
     def is_closing(self) -> bool:
         return self._closed or self._transport.is_closing()
+
+    def release(self) -> None:
+        """Forget how to close: the connection has ended."""
+        self._close = _do_nothing
+
+
+def _do_nothing() -> None:
+    pass

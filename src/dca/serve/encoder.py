@@ -38,6 +38,11 @@ class ImageFeatures:
     frozen: Tensor
     adapted: Tensor | None
 
+    @property
+    def memory(self) -> int:
+        """Bytes of its values."""
+        return self.frozen.nbytes + (0 if self.adapted is None else self.adapted.nbytes)
+
 
 def encode_images(encoder: Encoder, pixels: Sequence[Pixels], method: Method | None = None) -> list[ImageFeatures]:
     """Encode decoded images, on a CPU one part of them per core; pixels: uint8 (3, S, S) or (values,) each.

@@ -26,6 +26,7 @@ from dca.serve.intake import Intake, Predictor
 from dca.serve.metrics import Gauge, ServerMetrics
 from dca.serve.options import ServeOptions
 from dca.serve.predictions import AccuracyEstimate, ServedModel, ServedPrediction, estimated_accuracy
+from dca.serve.stored_corrections import StoredCorrection, StoredCorrections
 from dca.serve.workspace import CorrectedImage, ImagePool, LoadedImage, Workspace
 
 log = logging.getLogger(__name__)
@@ -245,6 +246,7 @@ class ModelService(Service):
         intake = Intake(model.method_.encoder, options, model.method_, metrics.batches.observe)
         super().__init__(self.workspace, intake, options, metrics)
         self.failure: UserError | None = None
+        self._stored, self._loaded = StoredCorrections(folder, model.method_.encoder), False
         self._tray_folder = tray
         self._background: list[asyncio.Task[None]] = []
 
@@ -252,6 +254,7 @@ class ModelService(Service):
         """Start the decoding processes and load the corrections of the model folder."""
         await self.intake.start()
         await self.workspace.load_corrections(await self._load_corrections())
+        self._loaded = True
         self._background.append(asyncio.create_task(return_memory_periodically()))
         if self._tray_folder is not None:
             self._background.append(asyncio.create_task(self._fill_tray(self._tray_folder)))
@@ -261,30 +264,40 @@ class ModelService(Service):
         for task in self._background:
             task.cancel()
         await self.intake.stop()
+        if self._loaded:
+            await asyncio.to_thread(self._stored.write, self.workspace.corrected_images())
 
     def gauges(self) -> list[Gauge]:
         """Numbers of this model for the metrics."""
+        corrected = self.workspace.corrected_images()
+        kept = self.images.memory + sum(image.memory for image in corrected)
         return [
             *super().gauges(),
             Gauge("dca_refits", "Refits since the start.", self.workspace.refits),
-            Gauge("dca_corrections", "Corrections that are kept.", len(self.workspace.corrections)),
+            Gauge("dca_corrections", "Corrections that are kept.", len(corrected)),
+            Gauge("dca_kept_bytes", "Memory of images: recent, in the tray, and corrected.", kept),
             *process_gauges(self.intake),
         ]
 
     async def _load_corrections(self) -> list[CorrectedImage]:
         """Load the corrections in the model folder; those that cannot be read are logged and left alone."""
         corrections = await asyncio.to_thread(read_corrections, self.workspace.folder)
-        images = await asyncio.gather(*map(self._load_correction, corrections))
-        return [image for image in images if image is not None]
+        known = await asyncio.to_thread(self._stored.read)
+        loads = [self._load_correction(correction, known.get(correction.sha256)) for correction in corrections]
+        images = [image for image in await asyncio.gather(*loads) if image is not None]
+        await asyncio.to_thread(self._stored.write, images)
+        return images
 
-    async def _load_correction(self, correction: Correction) -> CorrectedImage | None:
+    async def _load_correction(self, correction: Correction, known: StoredCorrection | None) -> CorrectedImage | None:
         try:
-            image, _ = await self._load_file(correction.path, correction.sha256)
+            size = correction.path.stat().st_size
+            if known is None:
+                image, _ = await self._load_file(correction.path, correction.sha256)
+                known = StoredCorrection(image.thumbnail, image.features)
         except (RequestError, OSError) as error:
             log.warning("%s is left out: %s", correction.path, error)
             return None
-        size = correction.path.stat().st_size
-        return CorrectedImage(correction, size, image.thumbnail, image.features)
+        return CorrectedImage(correction, size, known.thumbnail, known.features)
 
     async def _load_file(self, path: Path, sha256: str | None = None) -> tuple[LoadedImage, ServedPrediction]:
         """Load an image file of the server's own machine; it has the size limit of an upload."""

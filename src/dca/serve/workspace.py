@@ -27,6 +27,8 @@ from dca.serve.options import ServeOptions
 from dca.serve.predictions import AccuracyEstimate, RejectionState, ServedModel, estimated_accuracy
 
 log = logging.getLogger(__name__)
+# Bytes of the objects around the contents of an image in memory, about.
+OBJECT_BYTES = 1500
 # Longest label that a client may give, in characters, and its folder's name in bytes.
 LABEL_LENGTH, NAME_BYTES = 80, 200
 QUOTA_HINT = (
@@ -55,7 +57,8 @@ class LoadedImage:
     @property
     def memory(self) -> int:
         """Bytes that it takes."""
-        return len(self.thumbnail) + (len(self.source) if isinstance(self.source, bytes) else 0)
+        source = len(self.source) if isinstance(self.source, bytes) else 0
+        return len(self.thumbnail) + source + self.features.memory + OBJECT_BYTES
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class CorrectedImage:
     def sha256(self) -> str:
         """Hash of the image file."""
         return self.correction.sha256
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes."""
+        return len(self.thumbnail) + self.features.memory + OBJECT_BYTES
 
     @property
     def suffix(self) -> str:
@@ -102,6 +110,11 @@ class ImagePool:
         self._tray: dict[str, LoadedImage] = {}
         self._recent_bytes, self._tray_bytes, self._tray_images = recent_bytes, tray_bytes, tray_images
         self._recent_used = self._tray_used = 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes that all of them take."""
+        return self._recent_used + self._tray_used
 
     def get(self, sha256: str) -> LoadedImage | None:
         """Return the image, or None if it is not in memory."""
@@ -270,6 +283,10 @@ class Workspace:
     def corrected_image(self, sha256: str) -> CorrectedImage | None:
         """The corrected image with this hash, if there is one."""
         return self._corrected.get(sha256)
+
+    def corrected_images(self) -> list[CorrectedImage]:
+        """All corrected images."""
+        return list(self._corrected.values())
 
     def find_thumbnail(self, sha256: str) -> bytes | None:
         """A small JPEG of a training image; None if the model has none of it."""

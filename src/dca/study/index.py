@@ -24,10 +24,10 @@ from typing import Any, Self
 
 from dca.core import sqlite
 from dca.core.errors import UserError, unknown_name
-from dca.core.files import encode_utf8, explain_write_errors, read_json, write_bytes
+from dca.core.files import PARTIAL, encode_utf8, explain_write_errors, read_json, write_bytes
 from dca.core.hints import collect_runs, run_sweep
 from dca.core.sqlite import transaction
-from dca.model.checkpoint import CONFIG, PARTIAL, RESULT, SPEC
+from dca.model.checkpoint import CONFIG, RESULT, SPEC
 from dca.runs.result import TargetResult
 
 log = logging.getLogger(__name__)
