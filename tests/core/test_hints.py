@@ -58,7 +58,7 @@ def test_python_is_told_no_flags_and_the_command_line_no_arguments(action: Actio
 @pytest.mark.parametrize(
     ("action", "cli", "python"),
     [
-        (hints.choose_output(), "choose another folder with -o DIR", "choose another folder with folder=DIR"),
+        (hints.choose_output(), "choose another folder with -o DIR", "choose another folder"),
         (hints.omit("shots", "hold_out"), "leave out --shots and --hold-out", "leave out shots and hold_out"),
         (hints.set_option("rate", 1e-5), "use --set rate=1e-05", "use rate=1e-05"),
         (hints.set_option("way", "left"), "use --set way=left", "use way='left'"),

@@ -91,6 +91,11 @@ def test_a_frame_without_such_a_column_names_those_it_has(model: Classifier):
             call(Columns(a=[1], b=[2]))
 
 
+def test_a_column_of_labels_that_is_not_there_is_named(model: Classifier):
+    with pytest.raises(UserError, match=r"unknown column 'speces'\. Did you mean 'species'\?"):
+        model.score(Columns(path=["a.jpg"], species=["cat"]), "speces")
+
+
 @pytest.mark.parametrize("url", ["https://example.com/a.jpg", "s3://bucket/a.jpg", "data:image/png;base64,AAAA"])
 def test_addresses_are_refused_with_a_way_out(model: Classifier, dca: Any, fitted: Path, url: str):
     for form in (url, [url]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from dca.backbones.clip import CLIP
 from dca.datasets.dataset import Dataset
 from dca.methods.base import HeldOutPredictions
+from dca.model.card import model_card
 from dca.model.classifier import Classifier
 from dca.model.estimate import calibrate_held_out, estimate_accuracy
 from dca.model.records import Estimate, HeldOutPrediction
@@ -146,7 +148,12 @@ def test_a_saved_model_keeps_temperature_estimate_and_held_out_rows(
     assert loaded.estimate_ == model.estimate_
     assert loaded.training_images_ == model.training_images_
     assert loaded.get_params()["estimate"] is True
-    assert f"Estimated accuracy {model.estimate_}." in (tmp_path / "m.dca" / "README.md").read_text()
+    assert model.estimate_ is not None
+    line = f"Estimated accuracy on new images, mean over classes: {model.estimate_}."
+    assert f"\n{line}\n" in (tmp_path / "m.dca" / "README.md").read_text()
+    model.estimate_ = dataclasses.replace(model.estimate_, low=0.1, high=0.9)
+    card = model_card(model._to_record())
+    assert f"mean over classes: {model.estimate_}. {model.estimate_.caveats()[0]}\n" in card
 
 
 def test_one_image_per_class_gives_no_estimate_and_says_why(

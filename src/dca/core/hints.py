@@ -72,7 +72,7 @@ def combine(first: str, action: Action) -> Action:
 
 def choose_output(what: str = "another folder") -> Action:
     """Write the result somewhere else; `what` describes where."""
-    return Action(f"choose {what} with -o DIR", f"choose {what} with folder=DIR")
+    return Action(f"choose {what} with -o DIR", f"choose {what}")
 
 
 def choose_folder(argument: str) -> Action:

@@ -36,7 +36,7 @@ def model_card(record: ModelRecord) -> str:
         f"only what was learned; {'its encoder is' if len(members) == 1 else 'its encoders are'} found by name and "
         "checked by hash.",
         *_accuracy_table(record),
-        *(["", f"Estimated accuracy {record.estimate}."] if record.estimate else []),
+        *_describe_estimate(record),
         *_list_changes(record),
         "",
         "```python",
@@ -95,6 +95,14 @@ def _accuracy_table(record: ModelRecord) -> list[str]:
     ]
     n = results.get("test_images")
     return ["", f"| on {n or 'the'} test images | accuracy |", "|---|---|", *figures] if figures else []
+
+
+def _describe_estimate(record: ModelRecord) -> list[str]:
+    """The estimated accuracy, and what it cannot tell; empty without it."""
+    found = record.estimate
+    if found is None:
+        return []
+    return ["", " ".join([f"Estimated accuracy on new images, mean over classes: {found}.", *found.caveats()])]
 
 
 def _list_changes(record: ModelRecord) -> list[str]:

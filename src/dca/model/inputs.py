@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dca.core.errors import UserError
+from dca.core.errors import UserError, unknown_name
 from dca.core.hints import omit, set_shots
 from dca.core.text import normalize_name, pluralize
 from dca.datasets import load_dataset
@@ -203,20 +203,31 @@ def data_frame_columns(frame: Any, y: Any) -> tuple[list[Any], Iterable[Any]]:
     if y is None:
         y = _find_column(frame, LABEL_COLUMNS, "labels")
     if isinstance(y, str):
-        y = list(frame[_find_column(frame, (y,), "labels")])
+        y = list(frame[_find_named_column(frame, y)])
     return data_frame_images(frame), y
 
 
 def _find_column(frame: Any, names: Sequence[str], what: str) -> Any:
     """The first of these names that is a column, whatever its case."""
-    found = {str(column).casefold(): column for column in frame.columns}
-    for name in names:
-        if name.casefold() in found:
-            return found[name.casefold()]
+    columns = _columns_by_name(frame)
+    if found := [columns[name.casefold()] for name in names if name.casefold() in columns]:
+        return found[0]
     raise UserError(
         f"the data frame has no column with {what}: its columns are {', '.join(map(str, frame.columns))}",
         hint=f"name the column '{names[0]}', or give lists instead",
     )
+
+
+def _find_named_column(frame: Any, name: str) -> Any:
+    """The column of this name, whatever its case."""
+    columns = _columns_by_name(frame)
+    if name.casefold() not in columns:
+        raise unknown_name("column", name, map(str, frame.columns))
+    return columns[name.casefold()]
+
+
+def _columns_by_name(frame: Any) -> dict[str, Any]:
+    return {str(column).casefold(): column for column in frame.columns}
 
 
 def _list_images(X: Any) -> list[ImageLike]:
