@@ -84,7 +84,7 @@ def measure_app(photos: Path, backbone: str, browser: str, scratch: Path, patien
             page.goto(address)
             page.locator("#project-name").fill("dropped")
             page.locator("#new-project button").click()
-            page.locator("#teach").wait_for()
+            page.locator("body.app #teach").wait_for()
             page.evaluate(WATCH)
             page.wait_for_timeout(IDLE_MS)
             idle = page.evaluate("window.gaps")
