@@ -93,7 +93,8 @@ export async function addPhotos({ images, others }, label = null) {
   const classes = new Set(images.map((image) => image.label));
   const MANY = 300;
   if (classes.size > MANY && !(await ask(`${classes.size} classes?`, { words: "Each folder becomes a class.", choices: [["Add them", true, "strong"]] }))) return;
-  await upload(images, (done) => refresh(done).catch(() => {}));
+  await upload(images);
+  await refresh(true);
 }
 
 export const mayLeave = () => !isUploading();
