@@ -422,6 +422,12 @@ def test_a_look_at_the_server_that_finds_nothing_new_leaves_the_page_as_it_is(
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     page.wait_for_timeout(200)
     assert page.evaluate("window.written") == []
+    (root / "empty").mkdir()  # a change without new findings
+    sync_api.expect(page.locator(".class-card")).to_have_count(3)
+    page.wait_for_load_state("networkidle")
+    written = set(page.evaluate("window.written"))
+    assert "cards" in written
+    assert not written & {"advice", "doubtful-image", "doubtful-title", "tidy-list"}
 
 
 def test_nothing_of_a_project_stays_on_the_page_of_another_one(
