@@ -141,7 +141,7 @@ class States:
         self._save(page, "projects", ".start")
         page.locator("#project-name").fill("things")
         page.locator("#new-project button").click()
-        page.locator("#teach").wait_for()
+        page.locator("body.app #teach").wait_for()
         self._save(page, "empty", "#board", "#ship")
         page.locator("#new-class").click()
         page.locator("#ask-text").fill("test picture")
@@ -227,7 +227,7 @@ class States:
         page.locator("#all-projects").click()
         page.locator("#project-name").fill("many")
         page.locator("#new-project button").click()
-        page.locator("#teach").wait_for()
+        page.locator("body.app #teach").wait_for()
         page.locator("#status.on").wait_for(state="hidden")
         with page.expect_file_chooser() as chooser:
             page.locator("#add-folder").click()

@@ -240,11 +240,17 @@ def test_the_screen_names_rare_and_weak_classes_with_their_recall():
     assert any(line.startswith("rare classes") and line.endswith(", and 7 more") for line in lines)
 
 
-def test_json_has_the_recall_of_every_class(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
+def test_json_has_the_scores_of_every_class(dca: Any, photos: Path, tiny_folder: Path, tmp_path: Path):
     said = dca("fit", photos / "train", "--backbone", tiny_folder, "-o", tmp_path / "m.dca", "--json")
-    recall = json.loads(said.out)["findings"]["recall"]
-    assert len(recall) == 10
+    found = json.loads(said.out)["findings"]
+    recall, scores = found["recall"], found["scores"]
+    assert len(recall) == len(scores) == 10
     assert all((row["n"], row["images"]) == (4, 4) and 0 <= row["right"] <= 4 for row in recall)
+    assert [one["recall"] for one in scores.values()] == [row["right"] / row["n"] for row in recall]
+    areas = json.loads((tmp_path / "m.dca" / "config.json").read_text())["held_out_auc"]
+    assert [one["roc_auc"] for one in scores.values()] == areas
+    assert all(0 <= area <= 1 for area in areas)
+    assert found["mean_scores"]["roc_auc"] == pytest.approx(sum(areas) / 10)
 
 
 @pytest.mark.parametrize(

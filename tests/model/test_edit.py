@@ -129,6 +129,19 @@ def test_another_label_keeps_probabilities_and_figures(sample: Dataset, tiny: CL
         model.rename_class(sample.labels[1], "zebra")
 
 
+def test_the_area_under_the_curve_is_that_of_the_fit_or_not_known(sample: Dataset, tiny: CLIP) -> None:
+    model = Classifier("zero_shot", backbone=tiny).fit(sample)
+    first = sample.labels[0]
+    assert len(model.held_out_auc_) == 10
+    assert model.rename_class(first, "x", label_only=True).held_out_auc_ == model.held_out_auc_
+    for changed in (model.add_class("zebra"), model.remove_class(first), model.rename_class(first, "zebra")):
+        assert changed.held_out_auc_ == ()
+        assert changed._to_record().held_out_auc == ()
+    head = Classifier("dca", backbone=tiny, epochs=0, shots=2, estimate=True).fit(sample)
+    assert len(head.held_out_auc_) == 10
+    assert head.with_options(gamma1=300).held_out_auc_ == ()
+
+
 def test_numbers_are_found_as_numbers_and_as_text(sample: Dataset, tiny: CLIP) -> None:
     images = [item.image for item in sample.train]
     model = Classifier("zero_shot", backbone=tiny).fit(images, [item.label for item in sample.train])

@@ -16,7 +16,8 @@ from dca.datasets.dataset import Dataset
 from dca.methods.base import HeldOutPredictions
 from dca.model.card import model_card
 from dca.model.classifier import Classifier
-from dca.model.estimate import calibrate_held_out, estimate_accuracy
+from dca.model.estimate import estimate_accuracy, list_predictions
+from dca.model.findings import score_held_out
 from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import log_loss
 from dca.stats.folds import fold_shortage
@@ -88,12 +89,9 @@ def test_an_estimate_is_said_in_one_line():
 
 
 def test_rows_say_what_is_predicted_and_what_is_thought_of_the_own_class():
-    rows = calibrate_held_out(HELD, LABELS, 1.0)
+    rows = list_predictions(HELD.probabilities, LABELS, HELD.known)
     assert rows[1] == HeldOutPrediction(1, pytest.approx(0.8), pytest.approx(0.2))  # type: ignore[arg-type]
     assert rows[2] is None
-    milder = calibrate_held_out(HELD, LABELS, 2.0)[1]
-    assert milder is not None
-    assert milder.own == pytest.approx(1 / 3)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +163,45 @@ def test_one_image_per_class_gives_no_estimate_and_says_why(
     assert model.predict(sample.test[0].image) in model.classes_
     (said,) = caplog.messages
     assert said.startswith("the accuracy is not estimated: nothing can be held out: every class has one training image")
+
+
+def literal_auc(held: np.ndarray, truth: list[int], c: int, T: float) -> float | None:
+    """Every pair of an image of class c and another one by itself, with calibrated probabilities."""
+    shares = [[p ** (1 / T) for p in row] for row in held.tolist()]
+    scores = [row[c] / sum(row) for row in shares]
+    known = [n for n in range(len(truth)) if not np.isnan(held[n]).any()]
+    pairs = [(a, b) for a in known if truth[a] == c for b in known if truth[b] != c]
+    if not pairs:
+        return None
+    return sum(1.0 if scores[a] > scores[b] else 0.5 if scores[a] == scores[b] else 0.0 for a, b in pairs) / len(pairs)
+
+
+def test_the_area_under_the_curve_is_that_of_all_pairs_of_held_out_images(
+    sample: Dataset, clip: CLIP, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    truth = [c for c in range(10) for _ in range(3)]
+    held = 0.8 * np.random.default_rng(4).dirichlet(np.ones(10), 30) + 0.2 * np.eye(10)[truth]
+    held[1] = held[12:15] = np.nan  # one image, and a whole class, that cannot be left out
+    held[2] = held[3]  # equal probabilities
+    monkeypatch.setattr(
+        "dca.model.estimate.predict_held_out", lambda *_: HeldOutPredictions(held, "3-fold cross-validation")
+    )
+    model = fitted(sample, clip, session, estimate=True)
+    assert model.method_.temperature != 1.0
+    expected = [literal_auc(held, truth, c, model.method_.temperature) for c in range(10)]
+    assert expected[4] is None
+    assert model.held_out_auc_ == pytest.approx(tuple(expected))
+    scores = score_held_out(model.training_images_, model.classes_, model.held_out_auc_)
+    assert [one.roc_auc for one in scores.values()] == list(model.held_out_auc_)
+    assert [one.images for one in scores.values()] == [2, 3, 3, 3, 0, *[3] * 5]
+    model.save_pretrained(tmp_path / "m.dca")
+    assert Classifier.from_pretrained(tmp_path / "m.dca", backbone=clip).held_out_auc_ == model.held_out_auc_
+
+
+def test_a_fit_without_held_out_predictions_knows_no_area(sample: Dataset, clip: CLIP, session: Session):
+    model = fitted(sample, clip, session)
+    assert model.held_out_auc_ == ()
+    assert score_held_out(model.training_images_, model.classes_, model.held_out_auc_) == {}
 
 
 def test_a_method_that_calibrates_itself_gets_no_temperature(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -18,6 +20,7 @@ from dca.model.findings import (
     missing_classes,
     rare_classes,
     recall_by_class,
+    score_held_out,
     weak_classes,
 )
 from dca.model.records import HeldOutPrediction, TrainingImage
@@ -113,8 +116,13 @@ def test_weak_classes_are_far_below_the_median_and_not_by_chance() -> None:
 
 def test_findings_come_back_from_their_record_and_older_ones_know_less() -> None:
     shared = SharedImages(("cat", "dog"), 2, (("a", "b"),))
-    found = Findings((), (ConfusedPair(("cat", "dog"), 2),), None, ("note",), (ClassRecall("cat", 1, 2, 3),), (shared,))
+    scores = score_held_out([row(0, 0, 0.9, 0.9), row(0, 1, 0.9, 0.1), row(1, 1, 0.8, 0.8)], LABELS, (0.5, 1.0, None))
+    recall = (ClassRecall("cat", 1, 2, 3),)
+    found = Findings((), (ConfusedPair(("cat", "dog"), 2),), None, ("note",), recall, (shared,), scores)
     values = found.to_dict()
-    assert Findings.from_dict(values) == found
-    del values["recall"], values["shared_images"]
+    assert Findings.from_dict(json.loads(json.dumps(values))) == found
+    assert values["scores"]["dog"] == {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "roc_auc": 1.0, "images": 1}
+    assert values["mean_scores"] == {"precision": 0.75, "recall": 0.75, "f1": 2 / 3, "roc_auc": 0.75}
+    del values["recall"], values["scores"], values["mean_scores"], values["shared_images"]
     assert Findings.from_dict(values).recall == ()
+    assert Findings.from_dict(values).scores == {}

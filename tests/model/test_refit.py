@@ -57,6 +57,7 @@ def test_a_refit_equals_a_fit_on_the_images(method: str, drawn: Dataset, tiny_fo
     ]
     assert refitted.gallery() is not None
     assert sorted(refitted.gallery().sha256) == sorted(image.sha256 for image in refitted.training_images_)
+    assert refitted.held_out_auc_ == pytest.approx(expected.held_out_auc_, abs=1e-3)
 
 
 def test_a_refit_with_several_encoders_equals_a_fit_on_the_images(drawn: Dataset, tiny_folder: Path, tmp_path: Path):

@@ -221,12 +221,25 @@ def test_labels_next_photos_and_curve(held_out: ReportedModel, tested: ReportedM
     assert isinstance(prompts.build(tested), str)
 
 
-def test_the_area_under_the_curve_is_shown_or_how_to_get_it(html: str, held_out: ReportedModel) -> None:
-    assert '<th scope="col">ROC AUC</th>' in html
-    assert "takes the probabilities of all classes" not in html
-    other = render(SECTIONS, held_out, title="t", about="a")
-    assert '<th scope="col">ROC AUC</th>' not in other
-    assert "<code>dca report MODEL DATA</code>" in other
+def test_the_area_under_the_curve_is_shown_or_how_to_get_it(
+    html: str, held_out: ReportedModel, model: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = '<th scope="col">ROC AUC</th>'
+    section = [section for section in SECTIONS if section.name == "per_class"]
+    assert column in html
+    assert "that of a model that has not seen it" not in html
+    areas = model.held_out_auc_
+    assert len(areas) == 10
+    own = render(section, held_out, title="t", about="a")
+    assert column in own
+    assert all(f"<td>{area:.3f}</td>" in own for area in areas if area is not None)
+    assert f"{np.mean([area for area in areas if area is not None]):.3f}" in own
+    assert "each with that of a model that has not seen it" in own
+    assert "All on 40 training images, each predicted without it" in own
+    monkeypatch.setattr(model, "held_out_auc_", ())
+    earlier = render(section, held_out, title="t", about="a")
+    assert column not in earlier
+    assert "<code>dca report MODEL DATA</code>" in earlier
 
 
 def test_a_version_is_said_once(tested: ReportedModel) -> None:

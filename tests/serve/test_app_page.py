@@ -105,7 +105,7 @@ def app(tmp_path: Path, tiny_folder: Path) -> Iterator[App]:
 def create(page: Page, name: str = "things") -> None:
     page.locator("#project-name").fill(name)
     page.locator("#new-project button").click()
-    sync_api.expect(page.locator("#teach")).to_be_visible()
+    sync_api.expect(page.locator("body.app #teach")).to_be_visible()
 
 
 def learned(page: Page, photos: int) -> None:
@@ -422,6 +422,53 @@ def test_a_look_at_the_server_that_finds_nothing_new_leaves_the_page_as_it_is(
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     page.wait_for_timeout(200)
     assert page.evaluate("window.written") == []
+    (root / "empty").mkdir()  # a change without new findings
+    sync_api.expect(page.locator(".class-card")).to_have_count(3)
+    page.wait_for_load_state("networkidle")
+    written = set(page.evaluate("window.written"))
+    assert "cards" in written
+    assert not written & {"advice", "doubtful-image", "doubtful-title", "tidy-list"}
+
+
+def test_nothing_of_a_project_stays_on_the_page_of_another_one(
+    app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
+):
+    """Classes of both may have the same name, and photos the same key."""
+    for name, source in (("one", "fish"), ("two", "cactus")):
+        for label, kind in (("animal", source), ("thing", "guitar")):
+            shutil.copytree(photos / "train" / kind, tmp_path / "work" / name / label)
+        first = min((tmp_path / "work" / name / "animal").iterdir())
+        first.rename(first.with_stem(f"only in {name}"))
+    page = open_page(f"{app.address}&project=one")
+    learned(page, 8)
+    page.set_input_files("#file", str(sorted((photos / "test" / "fish").iterdir())[0]))
+    sync_api.expect(page.locator(".answer")).to_have_count(2)
+    page.locator("#all-projects").click()
+    page.locator("#projects button", has_text="two").click()
+    sync_api.expect(page.locator("#title")).to_have_text("two")
+    learned(page, 8)
+    sync_api.expect(page.locator("[data-label=animal] [title^='only in two']")).to_have_count(1)
+    sync_api.expect(page.locator("[data-label=animal] [title^='only in one']")).to_have_count(0)
+    sync_api.expect(page.locator(".answer")).to_have_count(0)
+
+
+def test_a_project_is_not_left_while_photos_are_on_their_way(
+    app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
+):
+    """They go where the open project is."""
+    (tmp_path / "work" / "other").mkdir()
+    shutil.copytree(photos / "train" / "cactus", tmp_path / "work" / "other" / "cactus")
+    page = open_page(app.address)
+    page.locator("#all-projects").click()
+    create(page)
+    page.route("**/photos?class=*&name=*", lambda route: (page.wait_for_timeout(500), route.continue_()))
+    drop(page, read_photos(photos, "fish", "photos/") | read_photos(photos, "guitar", "photos/"))
+    sync_api.expect(page.locator("#progress")).to_be_visible()
+    page.locator("#all-projects").click()
+    said(page, "Photos are still being saved")
+    sync_api.expect(page.locator("#progress")).to_be_hidden()
+    assert tree_of(tmp_path / "work" / "things") == {"fish": 4, "guitar": 4}
+    assert tree_of(tmp_path / "work" / "other") == {"cactus": 4}
 
 
 def test_several_projects(app: App, open_page: Callable[..., Page], tmp_path: Path):

@@ -240,7 +240,7 @@ def test_limits_are_said(live: Start, open_page: Callable[..., Page], images: li
     for n in range(2):
         sync_api.expect(page.locator("#quota")).to_be_hidden()
         show(page, images[n])
-        sync_api.expect(page.locator(".answer")).to_have_count(5)
+        said(page, "%")  # the answer for this image, not for the one before it
         page.locator(".answer").first.click()
         said(page, "Saved as")
     sync_api.expect(page.locator("#quota")).to_contain_text("2 of 2 corrections")

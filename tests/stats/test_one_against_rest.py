@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dca.stats.one_against_rest import area_under_roc, mean_scores, score_classes
+from dca.stats.one_against_rest import area_under_roc, areas_under_roc, mean_scores, score_classes
 
 
 def drawn(seed: int, n: int = 60, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +26,7 @@ def literal_auc(scores: np.ndarray, positive: np.ndarray) -> float:
 def test_scores_are_those_of_counting(seed: int) -> None:
     truth, probabilities = drawn(seed)
     predicted = probabilities.argmax(axis=1)
-    found = score_classes(truth, predicted, probabilities, 5)
+    found = score_classes(truth, predicted, 5, areas_under_roc(probabilities, truth))
     for c, one in enumerate(found[:-1]):
         tp = sum(t == p == c for t, p in zip(truth, predicted, strict=True))
         fp, fn = sum(predicted == c) - tp, sum(truth == c) - tp
@@ -43,7 +43,7 @@ def test_means_are_those_of_scikit_learn(seed: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     truth, probabilities = drawn(seed)
     predicted = probabilities.argmax(axis=1)
-    found = mean_scores(score_classes(truth, predicted, probabilities, 5))
+    found = mean_scores(score_classes(truth, predicted, 5, areas_under_roc(probabilities, truth)))
     expected = metrics.precision_recall_fscore_support(
         truth, predicted, labels=range(4), average="macro", zero_division=0
     )
@@ -53,7 +53,7 @@ def test_means_are_those_of_scikit_learn(seed: int) -> None:
 
 
 def test_a_class_that_is_never_predicted_has_no_precision_but_counts() -> None:
-    found = score_classes(np.array([0, 0, 1]), np.array([0, 0, 0]), None, 3)
+    found = score_classes(np.array([0, 0, 1]), np.array([0, 0, 0]), 3)
     assert [one.precision for one in found] == [pytest.approx(2 / 3), 0.0, None]
     assert [one.f1 for one in found] == [pytest.approx(0.8), 0.0, None]
     assert mean_scores(found).precision == pytest.approx(1 / 3)

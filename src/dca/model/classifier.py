@@ -153,6 +153,8 @@ class Classifier:
         estimate_: After `fit`, the estimated accuracy, if it was asked for and classes have two images.
         training_images_: After `fit`, class index, name and content hash of each training image, and what a model
             that has not seen it predicts (`held_out`), where that is known.
+        held_out_auc_: After `fit`, per class the area under the ROC curve of these predictions, of the class against
+            the others; empty where there are none.
         other_images_: Name and content hash of each image of none of the classes that `fit` was given.
         results_: Figures of the run that made the model; empty after a plain `fit`.
         lineage_: Changes of its classes and its head since the fit, with the figures before each.
@@ -172,6 +174,7 @@ class Classifier:
     classes_: NDArray[Any]
     history_: list[dict[str, float]]
     training_images_: tuple[TrainingImage, ...]
+    held_out_auc_: tuple[float | None, ...]
     other_images_: tuple[ImageId, ...]
     results_: dict[str, Any]
     lineage_: tuple[Change, ...]
@@ -367,6 +370,7 @@ class Classifier:
         self.estimate_, self.results_, self.lineage_ = found.estimate, {}, ()
         self.gallery_, self._training = None, source.train
         self.training_images_ = record_training_images(source.train, session, found.held_out)
+        self.held_out_auc_ = found.auc
         self.other_images_ = record_images(source.other, session)
         groups = session.group_copies([item.image for item in source.train], decode=False)
         self._shared_images = find_shared_images(self.training_images_, groups, source.labels)
@@ -808,6 +812,7 @@ class Classifier:
                 shots, _to_plain(self.method_options), bool(self.estimate), bool(self.calibrate)
             ),
             training_images=self.training_images_,
+            held_out_auc=self.held_out_auc_,
             other_images=self.other_images_,
             results=self.results_,
             lineage=self.lineage_,
@@ -955,7 +960,7 @@ class Classifier:
         )
         model._adopt(checkpoint.load_model(path, record, encoder), session, record.labels)
         model.training_images_, model.results_, model.history_ = record.training_images, record.results, []
-        model.other_images_ = record.other_images
+        model.held_out_auc_, model.other_images_ = record.held_out_auc, record.other_images
         model.estimate_, model.lineage_, model.gallery_ = record.estimate, record.lineage, checkpoint.load_gallery(path)
         return model
 
@@ -1019,7 +1024,7 @@ class Classifier:
         if not keep_figures:
             before = dataclasses.replace(before, results=self.results_, estimate=self.estimate_)
             other.training_images_ = tuple(dataclasses.replace(image, held_out=None) for image in images)
-            other.estimate_ = None
+            other.estimate_, other.held_out_auc_ = None, ()
             other.results_ = {key: value for key, value in self.results_.items() if key == "dataset"}
         other.lineage_ = (*self.lineage_, change(version=dca.__version__, before=before))
         return other

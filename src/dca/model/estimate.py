@@ -20,6 +20,7 @@ from dca.model.records import Estimate, HeldOutPrediction
 from dca.stats.calibration import apply_temperature, fit_temperature
 from dca.stats.intervals import held_out_macro_interval, image_weights, macro_accuracy
 from dca.stats.learning_curve import expect_with_all
+from dca.stats.one_against_rest import areas_under_roc
 from dca.training.context import FitContext
 from dca.training.evaluate import predict_probabilities
 from dca.training.held_out import NothingHeldOutError, predict_held_out
@@ -72,12 +73,13 @@ def estimate_accuracy(
 class Assessment:
     """What is known of a fitted model from its training images.
 
-    estimate: its accuracy, or None. held_out: per training image, the held-out prediction or None. temperature: for
-    `classify`.
+    estimate: its accuracy, or None. held_out: per training image, the held-out prediction or None. auc: per class, the
+    AUC of these predictions; () without any. temperature: for `classify`.
     """
 
     estimate: Estimate | None
     held_out: tuple[HeldOutPrediction | None, ...]
+    auc: tuple[float | None, ...] = ()
     temperature: float = 1.0
 
 
@@ -111,17 +113,20 @@ def assess(
         (plain,) = predict_probabilities([zero_shot], images, context.session, stage="zero-shot CLIP")
     context.progress("estimating", 1, 1, held.how)
     groups = context.support(dataset).groups.cpu().numpy()
+    calibrated = apply_temperature(torch.from_numpy(held.probabilities), temperature).numpy()
     return Assessment(
-        estimate_accuracy(held, labels, plain, groups), calibrate_held_out(held, labels, temperature), temperature
+        estimate_accuracy(held, labels, plain, groups),
+        list_predictions(calibrated, labels, known),
+        areas_under_roc(calibrated[known], labels[known]),
+        temperature,
     )
 
 
-def calibrate_held_out(
-    held: HeldOutPredictions, labels: NDArray[np.int64], temperature: float
+def list_predictions(
+    probabilities: NDArray[np.float64], labels: NDArray[np.int64], known: NDArray[np.bool_]
 ) -> tuple[HeldOutPrediction | None, ...]:
-    """The calibrated prediction of each image with label (N,); None for images without one."""
-    probabilities = apply_temperature(torch.from_numpy(held.probabilities), temperature).numpy()
+    """What is kept of held-out probabilities (N, C) of images with labels (N,); None for those that are not known."""
     return tuple(
-        HeldOutPrediction(int(p.argmax()), float(p.max()), float(p[own])) if known else None
-        for p, own, known in zip(probabilities, labels, held.known, strict=True)
+        HeldOutPrediction(int(p.argmax()), float(p.max()), float(p[own])) if held_out else None
+        for p, own, held_out in zip(probabilities, labels, known, strict=True)
     )

@@ -13,9 +13,11 @@ import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from dca.backbones.encoder import Encoder
 from dca.backbones.sources import AUTO
@@ -29,6 +31,7 @@ from dca.model.classifier import Classifier
 from dca.model.copies import SharedImages
 from dca.model.records import Estimate, TrainingImage
 from dca.stats.intervals import wilson_interval
+from dca.stats.one_against_rest import ClassScores, mean_scores, score_classes
 from dca.training.session import Session
 
 ODDS, FEW_CLASSES = 10.0, 10
@@ -121,6 +124,7 @@ class Findings:
         notes: What the method notes.
         recall: How often each class is recognised, in the order of the classes; empty without held-out predictions.
         shared_images: Pairs of classes that hold copies of the same images.
+        scores: Precision, recall, F1 and ROC AUC of each class on held-out predictions, by label; empty without any.
     """
 
     doubtful_labels: tuple[DoubtfulLabel, ...]
@@ -129,6 +133,7 @@ class Findings:
     notes: tuple[str, ...]
     recall: tuple[ClassRecall, ...] = ()
     shared_images: tuple[SharedImages, ...] = ()
+    scores: Mapping[str, ClassScores] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -138,12 +143,14 @@ class Findings:
             "more_images": None if self.more_images is None else dataclasses.asdict(self.more_images),
             "notes": list(self.notes),
             "recall": [dataclasses.asdict(row) for row in self.recall],
+            "mean_scores": mean_scores(list(self.scores.values())).to_dict(),
+            "scores": {label: row.to_dict() for label, row in self.scores.items()},
             "shared_images": [one.to_dict() for one in self.shared_images],
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The findings of `to_dict`; those of older versions have no recall and no shared images."""
+        """The findings of `to_dict`; those of older versions have no recall, no scores and no shared images."""
         more = values["more_images"]
         return cls(
             tuple(DoubtfulLabel(**row) for row in values["doubtful_labels"]),
@@ -152,6 +159,7 @@ class Findings:
             tuple(values["notes"]),
             tuple(ClassRecall(**row) for row in values.get("recall", ())),
             tuple(map(SharedImages.from_dict, values.get("shared_images", ()))),
+            {label: ClassScores(**row) for label, row in values.get("scores", {}).items()},
         )
 
 
@@ -161,6 +169,7 @@ def examine_training(
     labels: Sequence[Any],
     shared_images: tuple[SharedImages, ...] = (),
     estimate: Estimate | None = None,
+    auc: Sequence[float | None] = (),
 ) -> Findings:
     """Collect all findings about training images.
 
@@ -170,9 +179,10 @@ def examine_training(
         labels: Label of each class.
         shared_images: Pairs of classes that hold copies of the same images.
         estimate: The estimated accuracy; what more images would bring is not told without it.
+        auc: Of each class, as `Classifier.held_out_auc_` has it.
 
     Returns:
-        Doubtful labels, confused classes and recall where there are held-out predictions, and notes.
+        Doubtful labels, confused classes, recall and scores where there are held-out predictions, and notes.
     """
     return Findings(
         doubtful_labels(images, labels),
@@ -181,6 +191,7 @@ def examine_training(
         tuple(method.notes()),
         recall_by_class(images, labels),
         shared_images,
+        score_held_out(images, labels, auc),
     )
 
 
@@ -239,6 +250,20 @@ def recall_by_class(images: Sequence[TrainingImage], labels: Sequence[Any]) -> t
     known = Counter(image.label for image in images if image.held_out)
     right = Counter(image.label for image in images if image.held_out and image.held_out.predicted == image.label)
     return tuple(ClassRecall(str(label), right[c], known[c], total[c]) for c, label in enumerate(labels))
+
+
+def score_held_out(
+    images: Sequence[TrainingImage], labels: Sequence[Any], auc: Sequence[float | None]
+) -> dict[str, ClassScores]:
+    """Precision, recall, F1 and ROC AUC of each class on held-out predictions, by label; empty if there are none.
+
+    auc: of each class; empty where it is not known.
+    """
+    pairs = [(image.label, image.held_out.predicted) for image in images if image.held_out]
+    if not pairs:
+        return {}
+    truth, predicted = np.array(pairs, dtype=np.int64).T
+    return dict(zip(map(str, labels), score_classes(truth, predicted, len(labels), auc), strict=True))
 
 
 def missing_classes(recall: Sequence[ClassRecall]) -> dict[int, str]:

@@ -389,6 +389,8 @@ class ModelRecord:
         backbone: The backbone that it was trained on.
         fit_arguments: Shots, options and so on as the user gave them.
         training_images: The images that it was trained on.
+        held_out_auc: Per class, the area under the ROC curve of its probability in the held-out predictions; None for
+            a class that has none of them, or all. Empty where it is not known.
         other_images: Images of none of the classes that it has learned from.
         results: Figures of the fit.
         lineage: Changes of its classes and its head since the fit.
@@ -404,6 +406,7 @@ class ModelRecord:
     backbone: BackboneRecord
     fit_arguments: FitArguments = field(default_factory=FitArguments)
     training_images: tuple[TrainingImage, ...] = ()
+    held_out_auc: tuple[float | None, ...] = ()
     other_images: tuple[ImageId, ...] = ()
     results: dict[str, Any] = field(default_factory=dict)
     lineage: tuple[Change, ...] = ()
@@ -424,6 +427,7 @@ class ModelRecord:
             "backbone": dataclasses.asdict(self.backbone),
             "fit_arguments": dataclasses.asdict(self.fit_arguments),
             "training_images": [image.to_dict() for image in self.training_images],
+            "held_out_auc": list(self.held_out_auc),
             "other_images": [dataclasses.asdict(image) for image in self.other_images],
             "results": self.results,
             "lineage": [change.to_dict() for change in self.lineage],
@@ -443,6 +447,7 @@ class ModelRecord:
             backbone=BackboneRecord(**raw["backbone"]),
             fit_arguments=FitArguments(**raw["fit_arguments"]),
             training_images=tuple(map(TrainingImage.from_dict, raw["training_images"])),
+            held_out_auc=tuple(raw.get("held_out_auc", ())),
             other_images=tuple(ImageId(image["name"], image["sha256"]) for image in raw["other_images"]),
             results=raw["results"],
             lineage=tuple(map(Change.from_dict, raw["lineage"])),
@@ -484,6 +489,7 @@ def record_problems(raw: dict[str, Any]) -> list[str]:
         *_member_faults(raw["backbone"]),
         *_fit_argument_faults(raw["fit_arguments"]),
         *_training_image_faults(raw["training_images"]),
+        *_held_out_auc_faults(raw.get("held_out_auc", []), raw["labels"]),
         *_other_image_faults(raw["other_images"]),
         *([] if 0 < raw["temperature"] < math.inf else ["temperature: a number above 0 expected"]),
         *_estimate_faults(raw["estimate"]),
@@ -563,6 +569,17 @@ def _training_image_faults(images: list[Any]) -> list[str]:
     if not all(_has_types(row, {"predicted": int, "probability": float, "own": float}) for row in held_out):
         return ["training_images: predicted, probability and own of each held-out prediction expected"]
     return []
+
+
+def _held_out_auc_faults(areas: Any, labels: list[Any]) -> list[str]:
+    """Errors in the AUC of the classes, which models of earlier versions do not have."""
+    if isinstance(areas, list) and len(areas) in (0, len(labels)) and all(map(_is_share, areas)):
+        return []
+    return ["held_out_auc: a number from 0 to 1, or null, of each class expected"]
+
+
+def _is_share(value: Any) -> bool:
+    return value is None or (type(value) is float and 0 <= value <= 1)
 
 
 def _other_image_faults(images: list[Any]) -> list[str]:

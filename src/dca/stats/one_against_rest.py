@@ -55,11 +55,14 @@ class MeanScores:
 
 
 def score_classes(
-    truth: NDArray[np.int64], predicted: NDArray[np.int64], probabilities: NDArray[np.float64] | None, classes: int
+    truth: NDArray[np.int64],
+    predicted: NDArray[np.int64],
+    classes: int,
+    areas: Sequence[float | None] | None = None,
 ) -> list[ClassScores]:
-    """Scores of all classes. truth, predicted: (N,). probabilities: (N, C); None: no AUC.
+    """Scores of all classes. truth, predicted: (N,). areas: the AUC of each class (`areas_under_roc`), if it is known.
 
-    >>> score_classes(np.array([0, 0, 1]), np.array([0, 1, 1]), None, 2)[1].precision
+    >>> score_classes(np.array([0, 0, 1]), np.array([0, 1, 1]), 2)[1].precision
     0.5
     """
     images, answers = (np.bincount(values, minlength=classes) for values in (truth, predicted))
@@ -69,7 +72,7 @@ def score_classes(
             precision=_ratio(hits[c], answers[c]) if answers[c] or not images[c] else 0.0,
             recall=_ratio(hits[c], images[c]),
             f1=_ratio(2 * hits[c], images[c] + answers[c]),
-            roc_auc=None if probabilities is None else area_under_roc(probabilities[:, c], truth == c),
+            roc_auc=areas[c] if areas else None,
             images=int(images[c]),
         )
         for c in range(classes)
@@ -86,18 +89,26 @@ def area_under_roc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> 
     >>> area_under_roc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
     0.75
     """
-    n, m = int(positive.sum()), int((~positive).sum())
-    if not n or not m:
+    own, others = scores[positive], np.sort(scores[~positive])
+    if not len(own) or not len(others):
         return None
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum() - (counts - 1) / 2)[place]  # equal scores share their mean rank
-    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m))
+    below, at_most = (np.searchsorted(others, own, side).sum() for side in ("left", "right"))
+    return float((below + at_most) / 2 / (len(own) * len(others)))
+
+
+def areas_under_roc(probabilities: NDArray[np.float64], truth: NDArray[np.int64]) -> tuple[float | None, ...]:
+    """AUC of every class against the others. probabilities: (N, C); truth: (N,). None as in `area_under_roc`.
+
+    >>> areas_under_roc(np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]]), np.array([0, 1]))
+    (1.0, 1.0, None)
+    """
+    return tuple(area_under_roc(probabilities[:, c], truth == c) for c in range(probabilities.shape[1]))
 
 
 def mean_scores(scores: Sequence[ClassScores]) -> MeanScores:
     """Means over the classes that have images.
 
-    >>> mean_scores(score_classes(np.array([0, 0, 1]), np.array([0, 1, 1]), None, 3)).recall
+    >>> mean_scores(score_classes(np.array([0, 0, 1]), np.array([0, 1, 1]), 3)).recall
     0.75
     """
     tested = [one for one in scores if one.images]

@@ -19,7 +19,7 @@ from dca.images.decode import ImageLike, Unreadable, unreadable_error
 from dca.methods.base import Method
 from dca.methods.shared.transduction import transduce
 from dca.stats.calibration import calibration_error
-from dca.stats.one_against_rest import ClassScores, MeanScores, mean_scores, score_classes
+from dca.stats.one_against_rest import ClassScores, MeanScores, areas_under_roc, mean_scores, score_classes
 from dca.training.pipeline import encode_batches
 from dca.training.session import Session
 
@@ -238,5 +238,6 @@ def _score_labels(
     index = np.array([different.index(label) for label in labels], dtype=np.int64)
     joined = np.zeros((len(probs), len(different)))
     np.add.at(joined.T, index, probs.T)
-    found = score_classes(index[truth], index[probs.argmax(axis=1)], joined, len(different))
+    areas = areas_under_roc(joined, index[truth])
+    found = score_classes(index[truth], index[probs.argmax(axis=1)], len(different), areas)
     return dict(zip(different, found, strict=True))

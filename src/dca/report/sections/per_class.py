@@ -1,15 +1,16 @@
-"""Accuracy of every class with its interval and number of images, the hardest first."""
+"""Accuracy of every class with its interval and number of images, the hardest first; precision, recall, F1, ROC AUC."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from dca.model.findings import score_held_out
 from dca.plots.class_bars import ClassResult, count_correct_by_class
 from dca.report.page import Section
-from dca.report.reported_model import ReportedModel, UnseenPredictions
+from dca.report.reported_model import ReportedModel
 from dca.stats.intervals import wilson_interval
-from dca.stats.one_against_rest import ClassScores, mean_scores, score_classes
+from dca.stats.one_against_rest import ClassScores, mean_scores
 
 MOST = 24
 
@@ -27,12 +28,14 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         missing=predictions.missing,
     )
     tested = sorted((row for row in results if row.images), key=lambda row: (row.adapted / row.images, row.name))
-    scores = score_predictions(reported, predictions)
+    scores = score_predictions(reported)
     rows = [_describe_bar(row, scores[row.name]) for row in tested]
     return {
         "first": rows[:MOST],
         "rest": rows[MOST:],
         "basis": predictions.basis,
+        "tested": predictions.tested,
+        "earlier": not predictions.tested and not reported.model.held_out_auc_,
         "zero_shot": predictions.zero_shot is not None,
         "means": mean_scores(list(scores.values())),
         "missing": [(row.name, row.missing) for row in results if row.missing],
@@ -40,12 +43,11 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     }
 
 
-def score_predictions(reported: ReportedModel, predictions: UnseenPredictions) -> dict[str, ClassScores]:
-    """Precision, recall and F1 by label; the AUC only where all probabilities are known, which is on test images."""
+def score_predictions(reported: ReportedModel) -> dict[str, ClassScores]:
+    """Precision, recall, F1 and ROC AUC by label, on the images of the page."""
     if reported.evaluation is not None:
         return {str(label): scores for label, scores in reported.evaluation.scores.items()}
-    found = score_classes(predictions.truth, predictions.predicted, None, len(reported.labels))
-    return dict(zip(reported.labels, found, strict=True))
+    return score_held_out(reported.model.training_images_, reported.labels, reported.model.held_out_auc_)
 
 
 def _describe_bar(row: ClassResult, scores: ClassScores) -> dict[str, Any]:

@@ -57,7 +57,7 @@ export async function takePhotos(label, onChange) {
     taken += 1;
     showTaken();
     const stamp = new Date().toISOString().replace(/\D/g, "").slice(0, 17);
-    upload([{ name: `camera ${stamp}.jpg`, label, read: async () => blob }], onChange);
+    upload([{ name: `camera ${stamp}.jpg`, label, read: async () => blob }]).then(onChange);
   };
   const start = (event) => {
     event.preventDefault();

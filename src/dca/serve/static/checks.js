@@ -5,16 +5,21 @@ import { call, get } from "./server.js";
 import { view } from "./predict.js";
 import { deletePhotos, edit, moveTo } from "./photos.js";
 
-let findings = null, skipped = new Set(), seenRevision = -1;
+let findings = null, skipped = new Set(), seenRevision = -1, shownFindings = "";
 
 export async function showFindings() {
   showQuality();
   if (view.state.revision === seenRevision) return;
   seenRevision = view.state.revision;
-  findings = await get("findings");
+  const { revision, ...found } = await get("findings").catch((error) => { seenRevision = -1; throw error; });
+  const unreadable = view.state.unreadable ? (await get("photos?unreadable=1&count=50")).photos : [];
+  const now = JSON.stringify([found, unreadable]);
+  if (now === shownFindings) return;
+  shownFindings = now;
+  findings = found;
   showAdvice();
   showDoubtful();
-  await showCopies();
+  showCopies(unreadable);
 }
 
 let shownCaveats = "";
@@ -95,9 +100,8 @@ export function answerDoubtful(how) {
 }
 
 const MOST_GROUPS = 12;
-async function showCopies() {
+function showCopies(unreadable) {
   const groups = findings.copies;
-  const unreadable = view.state.unreadable ? (await get("photos?unreadable=1&count=50")).photos : [];
   $("tidy").hidden = !groups.length && !unreadable.length;
   const rows = groups.slice(0, MOST_GROUPS).map((group) => {
     const labels = new Set(group.map((photo) => photo.label));

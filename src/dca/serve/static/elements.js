@@ -47,13 +47,12 @@ export function showError(error) {
 }
 
 // Images are fetched when they come near the screen: a page may hold thousands.
-const waiting = new Map();
+const waiting = new WeakMap(); // what is taken off the page before it was near the screen is forgotten
 const observer = new IntersectionObserver((entries) => {
   for (const entry of entries) {
     if (!entry.isIntersecting) continue;
     observer.unobserve(entry.target);
     const load = waiting.get(entry.target);
-    waiting.delete(entry.target);
     if (load) load();
   }
 }, { rootMargin: "400px" });

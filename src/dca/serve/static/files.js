@@ -124,14 +124,13 @@ export function nameClasses(images) {
 
 // --- uploads ----------------------------------------------------------------------------------
 
-let queue = [], running = 0, total = 0, finished = 0, known = 0, stopped = false, listening = null;
+let queue = [], running = 0, total = 0, finished = 0, known = 0, stopped = false;
 const failures = [];
 export const isUploading = () => running > 0 || queue.length > 0;
 
-// Uploads images into classes; what is added while others are on their way joins them. onChange: called now and then.
-export function upload(images, onChange) {
+// Uploads images into classes, and resolves when all are sent; what is added while others are on their way joins them.
+export function upload(images) {
   const drop = crypto.getRandomValues(new Uint32Array(2)).join("");
-  listening = onChange;
   if (!isUploading()) { total = finished = known = 0; failures.length = 0; stopped = false; }
   total += images.length;
   for (const image of images) queue.push({ ...image, drop }); // one by one: a call takes some 100,000 arguments at most
@@ -177,20 +176,15 @@ async function send({ read, name, label, drop }) {
   }
 }
 
-let shownAt = 0, changedAt = 0;
+let shownAt = 0;
 function showProgress() {
   const now = performance.now();
-  if (now - shownAt > 100 || finished === total) {
-    shownAt = now;
-    $("progress").hidden = false;
-    $("progress-bar").max = total;
-    $("progress-bar").value = finished;
-    $("progress-words").textContent = `Adding ${finished.toLocaleString("en")} of ${pluralize(total, "photo")} …`;
-  }
-  if (listening && now - changedAt > 1500) {
-    changedAt = now;
-    listening();
-  }
+  if (now - shownAt < 100 && finished !== total) return;
+  shownAt = now;
+  $("progress").hidden = false;
+  $("progress-bar").max = total;
+  $("progress-bar").value = finished;
+  $("progress-words").textContent = `Adding ${finished.toLocaleString("en")} of ${pluralize(total, "photo")} …`;
 }
 
 function end() {
@@ -199,7 +193,6 @@ function end() {
   const again = known ? `, ${known.toLocaleString("en")} were there already` : "";
   say(`Saved ${pluralize(added, "photo")}${again}${failures.length ? `, ${failures.length.toLocaleString("en")} not` : ""}`, { bad: failures.length > 0 });
   showFailures();
-  if (listening) listening(true);
 }
 
 function showFailures() {

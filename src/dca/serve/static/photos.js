@@ -51,7 +51,7 @@ function makeCard(label) {
     "article", { class: "card class-card", "aria-label": `Class ${label}`, "data-label": label },
     element("div", { class: "row class-head" }, element("h3", { text: label }), card.count, card.recall),
     element("div", { class: "row class-actions" },
-      act("Add photos", () => chooseFiles(label)), act("Camera", () => takePhotos(label, refresh)),
+      act("Add photos", () => chooseFiles(label)), act("Camera", () => takePhotos(label, () => refresh(true).catch(() => {}))),
       act("Rename", () => rename(label)), act("Merge", () => merge(label)), act("Delete", () => remove(label))),
     card.empty, card.list, card.more,
   );

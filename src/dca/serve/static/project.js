@@ -3,11 +3,17 @@
 import { $, ask, button, element, pluralize, setText, showError } from "./elements.js";
 import { get, post, setBase } from "./server.js";
 import { refresh, view } from "./predict.js";
-import { clearSelection, chooseClass, showClasses } from "./photos.js";
+import { chooseClass, showClasses } from "./photos.js";
 import { showFindings } from "./checks.js";
 import { isUploading, nameClasses, upload } from "./files.js";
 
 const nameInAddress = () => decodeURIComponent(location.hash.slice(1));
+
+// The page begins anew with a project, so that nothing of another one stays on it.
+function goTo(name) {
+  history.replaceState(null, "", `#${encodeURIComponent(name)}`);
+  location.reload();
+}
 
 // Opens the project in the address, or the one that was used last; without any, asks for one.
 export async function openWorkspace({ projects, folder }) {
@@ -25,30 +31,27 @@ function showProjects(projects) {
   document.title = "dca";
   $("title").textContent = "dca";
   $("subtitle").textContent = "Teach the computer to tell your photos apart";
-  $("projects").replaceChildren(...projects.map((name) => element("li", {}, button(name, () => openProject(name).catch(showError), { class: "project" }))));
+  $("projects").replaceChildren(...projects.map((name) => element("li", {}, button(name, () => goTo(name), { class: "project" }))));
   $("projects-title").hidden = !projects.length;
   if (!projects.length) $("project-name").focus();
 }
 
 export async function listProjects() {
+  if (isUploading()) throw new Error("Photos are still being saved: wait until they are, or press Stop");
   history.replaceState(null, "", "#/"); // no project is called "/"
   showProjects((await get("/api/workspace")).projects);
 }
 
 export async function createProject(name) {
   const { project } = await post("/api/projects", { name });
-  await openProject(project);
+  goTo(project);
 }
 
 async function openProject(name) {
   setBase(`/api/projects/${encodeURIComponent(name)}`);
   view.project = name;
-  view.state = view.current = null;
-  clearSelection();
-  $("cards").replaceChildren();
   history.replaceState(null, "", `#${encodeURIComponent(name)}`);
   await refresh(true);
-  document.body.classList.remove("choosing");
 }
 
 // A name as one word of a command.
@@ -90,7 +93,8 @@ export async function addPhotos({ images, others }, label = null) {
   const classes = new Set(images.map((image) => image.label));
   const MANY = 300;
   if (classes.size > MANY && !(await ask(`${classes.size} classes?`, { words: "Each folder becomes a class.", choices: [["Add them", true, "strong"]] }))) return;
-  await upload(images, (done) => refresh(done).catch(() => {}));
+  await upload(images);
+  await refresh(true);
 }
 
 export const mayLeave = () => !isUploading();

@@ -22,7 +22,6 @@ export class Refused extends Error {
 
 export function setBase(path) {
   base = path;
-  thumbnails.clear();
 }
 
 export const getBase = () => base;
