@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -62,6 +63,8 @@ COPIED = 8
 NOISE: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (8,) * 6, (200, 2), (112, 4), (30, 2, 2, 2))
 # Fewest new images of a class: with fewer the truth is not known.
 LEAST = 10
+# Most draws for each task that is wanted: those with too few new images are not taken.
+MOST_SEEDS = 4
 WAYS = ("before", "now")
 
 
@@ -208,10 +211,10 @@ def measure_row(row: Row, tasks: int, estimators: Mapping[str, Estimator], done:
     """The figures of every task by every tree, beside those that are done."""
     found: dict[str, Any] = {"kind": row.kind, "set": row.name, "situation": row.situation, **done}
     found.update({way: list[dict[str, float]]() for way in estimators})
-    for seed in range(tasks):
-        if (task := row.draw(seed)) is not None:
-            for way, estimator in estimators.items():
-                found[way].append({key: round(value, 4) for key, value in estimator.measure(task).items()})
+    drawn = filter(None, map(row.draw, range(MOST_SEEDS * tasks)))
+    for task in islice(drawn, tasks):
+        for way, estimator in estimators.items():
+            found[way].append({key: round(value, 4) for key, value in estimator.measure(task).items()})
     return found
 
 
