@@ -186,6 +186,11 @@ class LosesOptions(TaskRes):
         return super().parse_options({**values, "alpha": values.get("alpha", 0.5) + 1})
 
 
+class ShowsOneText(TaskRes):
+    def prompt_features(self) -> Any:
+        return self.weights
+
+
 class Constant(TaskRes):
     def finish(self, support: Support) -> None:
         self.weights = F.normalize(torch.ones_like(self.residual), dim=-1)
@@ -204,6 +209,7 @@ BROKEN: list[tuple[type[Method], str, str]] = [
     (TakesAnything, "damaged_state", "aside with a row too few was accepted"),
     (CountsSteps, "resuming", "of a straight and of a resumed fit differ"),
     (PrefersTheFirst, "order_of_classes", "answers with classes in another order"),
+    (ShowsOneText, "reported", "prompt_features has shape (10, 16), not (M, C, D)"),
     (CountsImages, "export", "torch.export fails"),
     (RemovesTheWrongClass, "class_changes", "to remove a class leaves the names"),
     (ChangesItself, "class_changes", "to remove a class changed the model itself"),

@@ -157,6 +157,9 @@ class LinearProbe(FrozenMethod):
         """The same weights: no text is used."""
         return self.with_rows(range(len(self.problem.names)), self.names_with(index, name))
 
+    def prompt_features(self) -> None:
+        """None: no text is used."""
+
     def _precise_logits(self, problem: Logistic, c: float, unseen: Tensor) -> Tensor:
         """Logits (M, C) for c of validation images (M, R), so near the minimum that no image could change its class."""
         for tolerance in SEARCH:

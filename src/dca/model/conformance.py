@@ -404,6 +404,22 @@ def check_few_images(subject: Subject) -> None:
         require(model.predict(subject.images[0]) in names, f"with {counts} images it predicts none of the classes")
 
 
+@promise("what a report shows of it can be shown")
+def check_reported(subject: Subject) -> None:
+    """Texts, prompts and stored features have their shapes, or there are none; notes are sentences."""
+    method, C = subject.fitted.method_, len(subject.sample.names)
+    with torch.no_grad():
+        texts, stored = method.prompt_features(), method.stored_training_features()
+    fits = texts is None or (texts.dim() == 3 and texts.shape[1:] == (C, method.encoder.feature_dim))
+    require(fits, f"prompt_features has shape {tuple(getattr(texts, 'shape', ()))}, not (M, C, D)")
+    for context in method.text_contexts():
+        require(context.dim() in (2, 3), f"a text context has shape {tuple(context.shape)}, not (L, W) or (C, L, W)")
+    if stored is not None:
+        rows, labels = stored
+        require(len(rows) == len(labels), f"{len(rows)} stored features have {len(labels)} labels")
+    require(all(isinstance(note, str) and note.endswith(".") for note in method.notes()), "a note is no sentence")
+
+
 @promise("it is exported as one program for any batch size")
 def check_export(subject: Subject) -> None:
     """From pixels to probabilities."""
