@@ -114,6 +114,18 @@ def test_from_nothing_to_a_model(start: Callable[..., TestClient], photos: Path,
     assert state(client)["photos"] == 12
 
 
+def test_recall_is_not_said_of_a_class_that_has_changed_since_the_fit(start: Callable[..., TestClient], project: Path):
+    def recall(found: dict[str, Any]) -> dict[str, int | None]:
+        return {row["label"]: row["recall"] and row["recall"][1] for row in found["classes"]}
+
+    client = start()
+    assert recall(fitted(client)) == dict.fromkeys(CLASSES, 4)
+    key = photos_of(client, "fish")[0]["photo"]
+    moved = client.post(f"{BASE}/photos/move", json={"photos": [key], "to": "guitar"}).json()
+    assert recall(moved) == {"cactus": 4, "fish": None, "guitar": None}
+    assert recall(client.post(f"{BASE}/undo").json()["state"]) == dict.fromkeys(CLASSES, 4)
+
+
 def test_the_command_line_and_the_page_make_the_same_model(
     start: Callable[..., TestClient], project: Path, tiny_folder: Path
 ):
