@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import sys
@@ -385,5 +386,6 @@ def test_downloads(start: Callable[..., TestClient], project: Path, tmp_path: Pa
     assert list(Classifier.from_pretrained(tmp_path / "out" / "things.dca").classes_) == list(CLASSES)
     onnx = zipfile.ZipFile(io.BytesIO(client.get(f"{BASE}/downloads/onnx").content))
     assert {"things-onnx/model.onnx", "things-onnx/predict.py"} <= set(onnx.namelist())
+    assert json.loads(onnx.read("things-onnx/classes.json"))["name"] == "things"
     assert b"<html" in client.get(f"{BASE}/downloads/report").content
     assert client.get(f"{BASE}/downloads/other").status_code == 404

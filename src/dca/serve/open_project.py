@@ -83,8 +83,8 @@ class FitState:
 class ProjectClass:
     """A class of a project.
 
-    version: grows when its photos change. recall: how many of its photos were recognised, and of how many; None where that
-    is not known of its photos as they are now.
+    version: grows when its photos change. recall: how many of its photos were recognised, and of how many; None where
+    that is not known of its photos as they are now.
     """
 
     label: str
