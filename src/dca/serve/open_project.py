@@ -258,7 +258,7 @@ class OpenProject:
         """The project as it is now."""
         project, current, photos = self.project, self.current, self.project.list_photos()
         waiting = [p for p in photos if p.sha256 not in self._contents and p.sha256 not in self._unreadable]
-        changed = {label for label, *_ in (self._fitted or frozenset()) ^ _fit_key(self._learnable())}
+        changed = {label for label, *_ in _fit_key(self._learnable()) ^ (self._fitted or frozenset())}
         recall = {row.label: (row.right, row.n) for row in self._recall if row.label not in changed}
         fit, last, first = self._fit, project.journal.last_done, project.journal.first_undone
         if self._began is not None:
@@ -279,7 +279,7 @@ class OpenProject:
             reading=len(waiting),
             unreadable=len(self.unreadable),
             most_photos=self._options.project_photos,
-            fitted=self._is_fitted,
+            fitted=self._fitted is not None and not changed,
             fit=fit,
             accuracy=None if current is None else estimated_accuracy(current.model),
             rejection=None if current is None else RejectionState.from_model(current),
