@@ -37,6 +37,22 @@ def test_nothing_is_cut_and_nothing_is_loaded(browser: Any, pages: dict[str, Pat
     assert problems(browser, pages[name], width) == []
 
 
+def test_numbers_of_classes_stay_on_one_line_on_a_phone(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(pages["held_out"].as_uri())
+    page.locator("#per_class summary", has_text="Precision").click()
+    lines = page.locator(".scores td, .scores thead th").evaluate_all(
+        """all => all.map((e) => {
+            const range = document.createRange();
+            range.selectNodeContents(e);
+            return new Set([...range.getClientRects()].map((one) => one.top)).size;
+        })"""
+    )
+    assert len(lines) >= 60
+    assert max(lines) == 1
+    page.close()
+
+
 def test_a_cell_leads_to_its_images_by_keyboard(browser: Any, pages: dict[str, Path]) -> None:
     page = browser.new_page(viewport={"width": 1366, "height": 900})
     page.goto(pages["tested"].as_uri())

@@ -270,6 +270,9 @@ def test_a_class_without_images_in_the_data_is_not_said_to_be_missed(tested: Rep
     assert "No image of it among these, 1 wrongly taken for it" in html
     assert "0 of 0" not in html
     assert "dca serve photos.dca --tray FOLDER" in html
+    spaced = next_photos.build(dataclasses.replace(other, name="photos", folder=Path("runs/my photos.dca")))
+    assert isinstance(spaced, dict)
+    assert spaced["model"] == "'my photos.dca'"
 
 
 def test_the_reasons_for_no_next_photo_say_what_to_do(tested: ReportedModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import sys
@@ -112,6 +113,18 @@ def test_from_nothing_to_a_model(start: Callable[..., TestClient], photos: Path,
     assert state(client)["photos"] == 0
     assert client.post(f"{BASE}/redo").json()["redone"] == "adding 12 photos"
     assert state(client)["photos"] == 12
+
+
+def test_recall_is_not_said_of_a_class_that_has_changed_since_the_fit(start: Callable[..., TestClient], project: Path):
+    def recall(found: dict[str, Any]) -> dict[str, int | None]:
+        return {row["label"]: row["recall"] and row["recall"][1] for row in found["classes"]}
+
+    client = start()
+    assert recall(fitted(client)) == dict.fromkeys(CLASSES, 4)
+    key = photos_of(client, "fish")[0]["photo"]
+    moved = client.post(f"{BASE}/photos/move", json={"photos": [key], "to": "guitar"}).json()
+    assert recall(moved) == {"cactus": 4, "fish": None, "guitar": None}
+    assert recall(client.post(f"{BASE}/undo").json()["state"]) == dict.fromkeys(CLASSES, 4)
 
 
 def test_the_command_line_and_the_page_make_the_same_model(
@@ -373,5 +386,6 @@ def test_downloads(start: Callable[..., TestClient], project: Path, tmp_path: Pa
     assert list(Classifier.from_pretrained(tmp_path / "out" / "things.dca").classes_) == list(CLASSES)
     onnx = zipfile.ZipFile(io.BytesIO(client.get(f"{BASE}/downloads/onnx").content))
     assert {"things-onnx/model.onnx", "things-onnx/predict.py"} <= set(onnx.namelist())
+    assert json.loads(onnx.read("things-onnx/classes.json"))["name"] == "things"
     assert b"<html" in client.get(f"{BASE}/downloads/report").content
     assert client.get(f"{BASE}/downloads/other").status_code == 404

@@ -206,7 +206,7 @@ def prepare_report(
 def to_zero_shot(model: Classifier) -> Classifier:
     """Zero-shot CLIP for the same classes as a classifier."""
     other = copy.copy(model)
-    other.method_, other.training_images_ = model.zero_shot(), ()
+    other.method_, other.training_images_, other.held_out_auc_ = model.zero_shot(), (), ()
     return other
 
 

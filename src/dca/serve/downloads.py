@@ -42,13 +42,13 @@ def _make_model(model: Classifier, name: str, folder: Path, scratch: Path) -> Pa
 
 def _make_onnx(model: Classifier, name: str, folder: Path, scratch: Path) -> Path:
     """`dca export --onnx`: a program without torch, with its script."""
-    export_onnx(model, scratch / f"{name}-onnx")
+    export_onnx(model, scratch / f"{name}-onnx", name=name)
     return _zip(scratch / f"{name}-onnx", scratch / f"{name}-onnx.zip")
 
 
 def _make_web(model: Classifier, name: str, folder: Path, scratch: Path) -> Path:
     """`dca export --onnx --web`: a page that classifies in the browser."""
-    export_onnx(model, scratch / f"{name}-web", web=True)
+    export_onnx(model, scratch / f"{name}-web", name=name, web=True)
     return _zip(scratch / f"{name}-web", scratch / f"{name}-web.zip")
 
 

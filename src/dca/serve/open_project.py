@@ -81,7 +81,11 @@ class FitState:
 
 @dataclass(frozen=True)
 class ProjectClass:
-    """A class of a project. version: grows when its photos change."""
+    """A class of a project.
+
+    version: grows when its photos change. recall: how many of its photos were recognised, and of how many; None where
+    that is not known of its photos as they are now.
+    """
 
     label: str
     images: int
@@ -254,7 +258,8 @@ class OpenProject:
         """The project as it is now."""
         project, current, photos = self.project, self.current, self.project.list_photos()
         waiting = [p for p in photos if p.sha256 not in self._contents and p.sha256 not in self._unreadable]
-        recall = {row.label: (row.right, row.n) for row in self._recall}
+        changed = {label for label, *_ in _fit_key(self._learnable()) ^ (self._fitted or frozenset())}
+        recall = {row.label: (row.right, row.n) for row in self._recall if row.label not in changed}
         fit, last, first = self._fit, project.journal.last_done, project.journal.first_undone
         if self._began is not None:
             fit = FitState("fitting", round(time.monotonic() - self._began, 1), fit.seconds or None, "")
@@ -274,7 +279,7 @@ class OpenProject:
             reading=len(waiting),
             unreadable=len(self.unreadable),
             most_photos=self._options.project_photos,
-            fitted=self._is_fitted,
+            fitted=self._fitted is not None and not changed,
             fit=fit,
             accuracy=None if current is None else estimated_accuracy(current.model),
             rejection=None if current is None else RejectionState.from_model(current),

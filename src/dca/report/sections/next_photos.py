@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,8 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
     have = Counter(str(reported.model.classes_[image.label]) for image in reported.model.training_images_)
     needed = order_by_need(predictions.confusion(len(reported.labels)))[:MOST]
     rows = [_describe_class(reported, predictions, c, have) for c in needed]
-    return {"rows": rows, "basis": predictions.basis, "model": reported.name}
+    model = reported.folder.name if reported.folder else reported.name
+    return {"rows": rows, "basis": predictions.basis, "model": shlex.quote(model)}
 
 
 def _describe_class(

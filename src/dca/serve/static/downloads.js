@@ -13,16 +13,16 @@ export function save(blob, name) {
 }
 
 async function download(made) {
-  const kind = made.dataset.download;
+  const kind = made.dataset.download, name = made.textContent.trim().replace(/^(The|A) /, (word) => word.toLowerCase());
   made.disabled = true;
   made.setAttribute("aria-busy", "true");
-  say(`Making ${made.textContent.trim()} …`);
+  say(`Making ${name} …`);
   try {
     const response = await call("GET", `downloads/${kind}`);
-    const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") || "");
+    const plain = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition") || "");
     const coded = /filename\*=utf-8''([^;]+)/i.exec(response.headers.get("Content-Disposition") || "");
-    save(await response.blob(), coded ? decodeURIComponent(coded[1]) : name ? name[1] : kind);
-    say(`Saved ${made.textContent.trim()}`);
+    save(await response.blob(), coded ? decodeURIComponent(coded[1]) : plain ? plain[1] : kind);
+    say(`Saved ${name}`);
   } catch (error) {
     showError(error);
   } finally {

@@ -1,12 +1,12 @@
 // The page of `dca serve` and `dca app`: no libraries, no build step, nothing from other hosts.
 
 import { $, element, percent, pluralize, say, setText, showError } from "./elements.js";
-import { get, hasToken, readTokenFromAddress, useToken, whenTokenNeeded } from "./server.js";
+import { get, readTokenFromAddress, useToken, whenTokenNeeded } from "./server.js";
 import { change, label, move, redo, refit, refresh, showSimilarToThis, toggleLive, tryImages, undo, view, whenStateChanges } from "./predict.js";
 import { addPhotos, createProject, listProjects, mayLeave, openWorkspace, showProject } from "./project.js";
 import { clearSelection, createClass, deleteSelected, hasSelection, listenToCloser, lookAtSelected, moveSelected, whenFilesAreWanted } from "./photos.js";
 import { answerDoubtful, DOUBTFUL_KEYS, listenToDoubtful } from "./checks.js";
-import { collect, stopUploads } from "./files.js";
+import { collect, isUploading, stopUploads } from "./files.js";
 import { listenToDownloads } from "./downloads.js";
 
 const POLL_MS = 2500, BUSY_POLL_MS = 900;
@@ -215,18 +215,20 @@ function listen() {
   $("token-form").addEventListener("submit", (event) => { event.preventDefault(); start($("token").value.trim().split("#token=").pop()); });
 }
 
-let away = false;
+let away = false, lookedAt = 0;
 async function poll() {
-  if (!document.hidden && !view.busy && view.state && (view.project || hasToken() || view.state)) {
+  const { state } = view;
+  const learning = state && state.fit && (state.fit.status !== "impossible" && !state.fitted || state.reading > 0);
+  const due = learning || isUploading() || performance.now() - lookedAt >= POLL_MS;
+  if (due && state && !view.busy && !document.hidden) {
+    lookedAt = performance.now();
     await refresh().then(() => { if (away) say("The server answers again"); away = false; }).catch((error) => {
       if (error.status === 401) return;
       if (!away || error.status !== 0) showError(error);
       away = error.status === 0;
     });
   }
-  const { state } = view;
-  const busy = state && state.fit && (state.fit.status !== "impossible" && !state.fitted || state.reading > 0);
-  setTimeout(poll, busy ? BUSY_POLL_MS : POLL_MS);
+  setTimeout(poll, BUSY_POLL_MS);
 }
 
 async function start(given) {

@@ -31,8 +31,6 @@ export function useToken(given) {
   if (token) sessionStorage.setItem(KEY, token);
 }
 
-export const hasToken = () => token !== "";
-
 // The token is the part of the address after "#", which browsers do not send. It is kept for this tab only, and not as a
 // cookie: browsers send those to every port of a host, which may be the server of another user of the machine.
 export function readTokenFromAddress() {
