@@ -9,6 +9,10 @@ random decoding process every few seconds. All clients have the same address. Af
 clients label images, and started again, a few times. The exit status is 1 if an honest client sees an error, if its
 95th percentile is three times that without the attack, if memory grows, or if a correction is lost.
 
+A server is meant to keep what belongs to images: of those that were sent last up to a limit, and of every correction.
+It says how much that is (`dca_image_bytes` and `dca_correction_bytes` of /metrics), and growth of its memory means what
+goes beyond.
+
 Everything runs on this machine and talks over the loopback address; all loops end by themselves.
 """
 
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -42,9 +47,11 @@ MOST_MINUTES, MOST_CLIENTS, MOST_KILLS = 30, 200, 20
 HELD, SLOW, DEAF = 256, 40, 10
 # Every so many requests an honest client labels the image.
 LABEL_EVERY = 20
-# Growth of the server's own memory, in MB per minute of the second half and beyond twice its standard error, that still
-# counts as flat.
+# Growth of the server's own memory without the images that it keeps, in MB per minute of the second half and beyond
+# twice its standard error, that still counts as flat.
 FLAT = 10.0
+# Seconds between two readings of the memory, and within which the lowest counts: so often a server gives memory back.
+READ_EVERY, GIVEN_BACK_EVERY = 5.0, 20.0
 Hold = Callable[[int, str], Awaitable[None]]
 
 
@@ -55,6 +62,22 @@ class Seen:
     waits: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Memory of a server in MB. minutes: since the first reading. corrected, images: of these, as it says itself."""
+
+    minutes: float
+    own: float
+    corrections: int
+    corrected: float
+    images: float
+
+    @property
+    def rest(self) -> float:
+        """What does not belong to images."""
+        return self.own - self.corrected - self.images
 
 
 async def run_honest(port: int, token: str, images: list[bytes], clients: int, seconds: float, every: int) -> Seen:
@@ -175,13 +198,27 @@ def find_children(pid: int) -> list[list[str]]:
     return found
 
 
-def watch_memory(pid: int, seconds: float, memory: list[tuple[float, float]]) -> None:
+def watch_memory(server: Server, token: str, seconds: float, memory: list[Reading]) -> None:
     """Read the memory of a server every few seconds."""
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
-        _, pages = next(iterate_processes(pid))  # of the server alone: decoding processes come and go
-        memory.append((passed / 60, int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6))
-        time.sleep(min(5.0, seconds / 10))
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+            found = asyncio.run(asyncio.wait_for(read_metrics(server.port, token), 60))
+            _, pages = next(iterate_processes(server.process.pid))  # without decoding processes, which come and go
+            own = int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+            corrected, images = found["dca_correction_bytes"] / 1e6, found["dca_image_bytes"] / 1e6
+            memory.append(Reading(passed / 60, own, int(found["dca_corrections"]), corrected, images))
+        time.sleep(min(READ_EVERY, seconds / 10))
+
+
+async def read_metrics(port: int, token: str) -> dict[str, float]:
+    """The numbers without labels of /metrics."""
+    async with Client(port, token) as client:
+        status, text = await client.request("GET", "/metrics")
+    if status != 200:
+        raise OSError(f"metrics {status}")
+    lines = (line.split() for line in text.decode().splitlines() if line[0] != "#" and "{" not in line)
+    return {name: float(value) for name, value in lines}
 
 
 def describe(seen: Seen) -> dict[str, Any]:
@@ -201,11 +238,11 @@ def measure_attack(model: Path, images: list[bytes], clients: int, minutes: floa
         asyncio.run(run_honest(port, token, images, clients, 5, 10**9))  # warm up
         quiet = asyncio.run(run_honest(port, token, images, clients, seconds, LABEL_EVERY))
         killed: list[int] = []
-        memory: list[tuple[float, float]] = []
+        memory: list[Reading] = []
         attackers = multiprocessing.get_context("spawn").Process(target=attack, args=(port, token, seconds + 5))
         threads = [
             threading.Thread(target=kill_decoders, args=(pid, seconds, killed)),
-            threading.Thread(target=watch_memory, args=(pid, seconds, memory)),
+            threading.Thread(target=watch_memory, args=(server, token, seconds, memory)),
         ]
         attackers.start()
         time.sleep(5)  # until all connections are held
@@ -216,21 +253,29 @@ def measure_attack(model: Path, images: list[bytes], clients: int, minutes: floa
             thread.join()
         attackers.join(60)
         attackers.kill()
-        growth, error = measure_growth(memory[len(memory) // 2 :])
+    growth, error = measure_growth(memory[len(memory) // 2 :], min(GIVEN_BACK_EVERY, seconds / 10))
     ratio = statistics.quantiles(loud.waits, n=100)[94] / statistics.quantiles(quiet.waits, n=100)[94]
     return {
         "quiet": describe(quiet), "attack": describe(loud), "p95_ratio": round(ratio, 2),
-        "decoders_killed": len(killed), "memory_mb": [round(mb) for _, mb in memory][:: max(len(memory) // 12, 1)],
+        "decoders_killed": len(killed),
+        "memory_mb": [round(reading.own) for reading in memory][:: max(len(memory) // 12, 1)],
+        "without_images_mb": [round(reading.rest) for reading in memory][:: max(len(memory) // 12, 1)],
+        "kb_per_correction": round(1000 * memory[-1].corrected / max(memory[-1].corrections, 1), 1),
         "memory_growth_mb_per_minute": round(growth, 2), "memory_growth_error": round(error, 2),
         "lost": find_lost(model, quiet.kept | loud.kept),
     }  # fmt: skip
 
 
-def measure_growth(memory: list[tuple[float, float]]) -> tuple[float, float]:
-    """Slope of the memory (MB) over minutes, and its standard error: it goes up and down with what clients send."""
-    times, sizes = [t for t, _ in memory], [mb for _, mb in memory]
+def measure_growth(memory: list[Reading], span: float) -> tuple[float, float]:
+    """Slope over minutes of the memory that does not belong to images, in MB, and its standard error.
+
+    span: seconds of which the lowest reading counts.
+    """
+    groups = itertools.groupby(memory, key=lambda reading: reading.minutes * 60 // span)
+    lowest = [min(group, key=lambda reading: reading.rest) for _, group in groups]
+    times, sizes = [reading.minutes for reading in lowest], [reading.rest for reading in lowest]
     slope, start = statistics.linear_regression(times, sizes)
-    rest = sum((mb - start - slope * t) ** 2 for t, mb in memory) / (len(memory) - 2)
+    rest = sum((mb - start - slope * t) ** 2 for t, mb in zip(times, sizes, strict=True)) / (len(lowest) - 2)
     return slope, math.sqrt(rest / (statistics.pvariance(times) * len(times)))
 
 

@@ -142,7 +142,8 @@ async def run_load(port: int, images: list[bytes], clients: int, requests: int, 
 
 def iterate_processes(pid: int) -> Iterator[tuple[list[str], list[str]]]:
     """`stat` (behind the name) and `statm` of a process and of the processes that it started, the process first."""
-    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
+    # A number may be lower than that of its parent: they begin anew some time.
+    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: (int(place.name) != pid, int(place.name))):
         try:
             stat = (place / "stat").read_text().rpartition(")")[2].split()
             if int(place.name) == pid or int(stat[1]) == pid:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dca.core.files import exclusive_lock
+from dca.model.classifier import Classifier
 from dca.serve.options import ServeOptions
 from dca.serve.server import open_socket, page_address
 
@@ -48,6 +49,22 @@ def test_one_server_per_model(dca, fitted: Path):
         told = dca("serve", fitted, "--port", 0)
     assert told.code == 2
     assert "is writing" in told.err
+
+
+@pytest.mark.parametrize("command", ["serve", "app"])
+def test_threads_share_freed_memory_before_anything_is_loaded(
+    dca, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+):
+    done: list[str] = []
+    monkeypatch.setattr("dca.core.device.share_freed_memory", lambda: done.append("share"))
+    for name in ("serve", "serve_projects"):
+        monkeypatch.setattr(f"dca.serve.server.{name}", lambda *_, **__: done.append("serve"))
+    load = Classifier.from_pretrained
+    monkeypatch.setattr(
+        Classifier, "from_pretrained", lambda *given, **more: done.append("load") or load(*given, **more)
+    )
+    assert dca(command, fitted if command == "serve" else tmp_path / "work").code == 0
+    assert done == ["share", *(["load"] if command == "serve" else []), "serve"]
 
 
 def test_the_address_holds_the_token():

@@ -12,7 +12,7 @@ from dca.core.errors import UserError
 from dca.model.classifier import Classifier
 from dca.model.predict import PredictionOptions, predict_to_file
 from dca.model.predict_ray import predict_shard
-from dca.model.shards import MANIFEST, Shards, open_shards
+from dca.model.shards import MANIFEST, Shards, holds_shards, list_shard_files, open_shards
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,14 @@ def test_shards_that_replace_others_take_their_place_together(images: list[str],
     assert sorted(path.name for path in target.iterdir()) == sorted(names)
     assert (target / "more" / "part-00000.csv").read_text() == "mine, too"
     assert opened(target, images).unfinished() == []
+
+
+def test_shards_that_a_killed_process_moved_aside_are_found(images: list[str], tmp_path: Path):
+    target = tmp_path / "parts"
+    finish_all(opened(target, images), target, "path\n")
+    target.rename(tmp_path / ".parts.old")  # where two names cannot be exchanged in one call
+    assert holds_shards(target)
+    assert len(list_shard_files(target)) == 4
 
 
 def test_unfinished_shards_of_a_command_that_was_given_up_are_dropped(images: list[str], tmp_path: Path):

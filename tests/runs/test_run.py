@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from dca.backbones.clip import CLIP
 from dca.backbones.dual_encoder import compute_digest
 from dca.core.errors import UserError
+from dca.core.files import partial_folder
 from dca.datasets.dataset import Dataset
-from dca.runs.folder import partial_folder
 from dca.runs.run import run
 from dca.runs.spec import FitSpec
 from dca.training import loop, resume

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from dca import CLIP
 from dca.core.errors import UserError
+from dca.datasets.corrections import Correction
 from dca.model.gallery import Gallery
 from dca.serve.decoder import DecoderPool
+from dca.serve.encoder import ImageFeatures
 from dca.serve.stored_corrections import FILE, StoredCorrections
+from dca.serve.workspace import CorrectedImage
 from serve.serving import client_of, picture, service_of
 
 IMAGES = [picture("PNG", colour=40 * n) for n in range(3)]
@@ -75,11 +79,8 @@ def test_only_images_that_are_not_stored_are_read(stored: Path, folder: Path, de
     assert decoded == [image]
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
-
-
 def flip(path: Path) -> None:
+    """Change one bit."""
     data = bytearray(path.read_bytes())
     data[-40] ^= 1
     path.write_bytes(data)
@@ -87,8 +88,7 @@ def flip(path: Path) -> None:
 
 def change(path: Path, change: Callable[[torch.Tensor], torch.Tensor], space: str = "") -> None:
     """Write other features, with a right hash."""
-    metadata = path.read_bytes()
-    known = metadata.partition(b'"encoder":"')[2][:16].decode()
+    known = path.read_bytes().partition(b'"encoder":"')[2][:16].decode()
     gallery = Gallery.load(path, known)
     assert gallery is not None
     Gallery(change(gallery.features), gallery.labels, gallery.sha256, gallery.names, gallery.jpegs).write(
@@ -96,10 +96,22 @@ def change(path: Path, change: Callable[[torch.Tensor], torch.Tensor], space: st
     )
 
 
+def test_a_damaged_file_costs_time_only(stored: Path, folder: Path, decoded: list[bytes]) -> None:
+    wanted = look(folder)
+    flip(stored)
+    found = look(folder)
+    assert sorted(decoded) == sorted(IMAGES)
+    assert found[:2] == wanted[:2]
+    torch.testing.assert_close(found[2], wanted[2], rtol=1e-4, atol=1e-5)
+    decoded.clear()
+    look(folder)
+    assert decoded == []
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        cut,
+        lambda path: path.write_bytes(path.read_bytes()[:-40]),
         flip,
         lambda path: path.write_bytes(b""),
         lambda path: change(path, lambda features: features.log()),  # negative ones are not finite
@@ -108,18 +120,18 @@ def change(path: Path, change: Callable[[torch.Tensor], torch.Tensor], space: st
         lambda path: change(path, lambda features: features, "0123456789abcdef"),
     ],
 )
-def test_a_file_that_cannot_be_used_costs_time_only(
-    stored: Path, folder: Path, decoded: list[bytes], damage: Callable[[Path], None]
+def test_a_file_that_is_damaged_or_of_another_backbone_is_not_used(
+    tmp_path: Path, clip: CLIP, damage: Callable[[Path], None]
 ) -> None:
-    wanted = look(folder)
-    damage(stored)
-    found = look(folder)
-    assert sorted(decoded) == sorted(IMAGES)
-    assert found[:2] == wanted[:2]
-    torch.testing.assert_close(found[2], wanted[2], rtol=1e-4, atol=1e-5)
-    decoded.clear()
-    look(folder)
-    assert decoded == []
+    (tmp_path / "corrections").mkdir()
+    store, features = StoredCorrections(tmp_path, clip), ImageFeatures(torch.randn(clip.feature_dim), None)
+    correction = Correction(tmp_path / "corrections" / "fish" / "a.png", "fish", "0a" * 32)
+    store.write([CorrectedImage(correction, 1, b"a thumbnail", features)])
+    (found,) = store.read().values()
+    assert found.thumbnail == b"a thumbnail"
+    torch.testing.assert_close(found.features.frozen, features.frozen, rtol=0, atol=0)
+    damage(tmp_path / "corrections" / FILE)
+    assert StoredCorrections(tmp_path, clip).read() == {}
 
 
 def test_nothing_stays_of_images_that_are_corrections_no_longer(stored: Path, folder: Path) -> None:

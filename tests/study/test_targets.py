@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from conftest import Said, make_clip
 from dca.core.choices import Rules
 from dca.core.errors import UserError
+from dca.core.files import partial_folder
 from dca.datasets.dataset import Dataset
 from dca.datasets.task import Target, Task
 from dca.methods.base import Problem
@@ -24,7 +25,6 @@ from dca.methods.dca import DCA
 from dca.methods.registry import all_methods, get_method
 from dca.model.classifier import Classifier
 from dca.runs.evaluate import TargetEvaluation, evaluate, retarget_method
-from dca.runs.folder import partial_folder
 from dca.study import protocols
 from dca.study.experiment import Experiment, ExperimentResult
 from dca.study.run import run_experiment

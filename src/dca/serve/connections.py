@@ -113,6 +113,7 @@ def create_protocol(options: ServeOptions) -> type[asyncio.Protocol]:
             # It refers to itself through these. Left to the garbage collector, which rarely looks at all objects,
             # hundreds of ended connections would stay in memory with what they have received.
             self._wrapped.release()
+            self._unset_keepalive_if_required()  # uvicorn leaves it where the client has reset the connection
             self.cycle = None  # type: ignore[assignment] # as before the first request
 
         def end(self) -> None:

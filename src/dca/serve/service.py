@@ -270,12 +270,12 @@ class ModelService(Service):
     def gauges(self) -> list[Gauge]:
         """Numbers of this model for the metrics."""
         corrected = self.workspace.corrected_images()
-        kept = self.images.memory + sum(image.memory for image in corrected)
         return [
             *super().gauges(),
             Gauge("dca_refits", "Refits since the start.", self.workspace.refits),
             Gauge("dca_corrections", "Corrections that are kept.", len(corrected)),
-            Gauge("dca_kept_bytes", "Memory of images: recent, in the tray, and corrected.", kept),
+            Gauge("dca_correction_bytes", "Memory of the corrections.", sum(image.memory for image in corrected)),
+            Gauge("dca_image_bytes", "Memory of recent images and those of the tray.", self.images.memory),
             *process_gauges(self.intake),
         ]
 
