@@ -447,7 +447,7 @@ class ModelRecord:
             backbone=BackboneRecord(**raw["backbone"]),
             fit_arguments=FitArguments(**raw["fit_arguments"]),
             training_images=tuple(map(TrainingImage.from_dict, raw["training_images"])),
-            held_out_auc=tuple(raw.get("held_out_auc", ())),
+            held_out_auc=tuple(raw["held_out_auc"]),
             other_images=tuple(ImageId(image["name"], image["sha256"]) for image in raw["other_images"]),
             results=raw["results"],
             lineage=tuple(map(Change.from_dict, raw["lineage"])),
@@ -468,6 +468,7 @@ _FIELDS = (
     ("backbone", dict, "object"),
     ("fit_arguments", dict, "object"),
     ("training_images", list, "array"),
+    ("held_out_auc", list, "array"),
     ("other_images", list, "array"),
     ("results", dict, "object"),
     ("lineage", list, "array"),
@@ -489,7 +490,7 @@ def record_problems(raw: dict[str, Any]) -> list[str]:
         *_member_faults(raw["backbone"]),
         *_fit_argument_faults(raw["fit_arguments"]),
         *_training_image_faults(raw["training_images"]),
-        *_held_out_auc_faults(raw.get("held_out_auc", []), raw["labels"]),
+        *_held_out_auc_faults(raw["held_out_auc"], raw["labels"]),
         *_other_image_faults(raw["other_images"]),
         *([] if 0 < raw["temperature"] < math.inf else ["temperature: a number above 0 expected"]),
         *_estimate_faults(raw["estimate"]),
@@ -571,9 +572,9 @@ def _training_image_faults(images: list[Any]) -> list[str]:
     return []
 
 
-def _held_out_auc_faults(areas: Any, labels: list[Any]) -> list[str]:
-    """Errors in the AUC of the classes, which models of earlier versions do not have."""
-    if isinstance(areas, list) and len(areas) in (0, len(labels)) and all(map(_is_share, areas)):
+def _held_out_auc_faults(areas: list[Any], labels: list[Any]) -> list[str]:
+    """Errors in the AUC of the classes; there are none where it is not known."""
+    if len(areas) in (0, len(labels)) and all(map(_is_share, areas)):
         return []
     return ["held_out_auc: a number from 0 to 1, or null, of each class expected"]
 

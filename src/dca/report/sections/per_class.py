@@ -35,7 +35,6 @@ def build(reported: ReportedModel) -> Mapping[str, Any] | str:
         "rest": rows[MOST:],
         "basis": predictions.basis,
         "tested": predictions.tested,
-        "earlier": not predictions.tested and not reported.model.held_out_auc_,
         "zero_shot": predictions.zero_shot is not None,
         "means": mean_scores(list(scores.values())),
         "missing": [(row.name, row.missing) for row in results if row.missing],
