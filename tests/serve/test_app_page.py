@@ -360,6 +360,27 @@ def test_bad_archives_and_odd_files_are_refused_with_a_reason(
     sync_api.expect(page.locator(".class-card")).to_have_count(1)
 
 
+def test_a_file_that_is_gone_before_it_was_read_is_named(
+    app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
+):
+    page = open_page(app.address)
+    create(page)
+    images = sorted((photos / "test").glob("*/*"))[:6]
+    files = [Path(shutil.copy(path, tmp_path / f"photo {n}.png")) for n, path in enumerate(images)]
+    network = page.context.new_cdp_session(page)
+    slow = {"offline": False, "latency": 2000, "downloadThroughput": -1, "uploadThroughput": -1}
+    network.send("Network.emulateNetworkConditions", slow)
+    page.set_input_files("#photo-input", [str(path) for path in files])
+    page.locator("#ask-text").fill("fish")
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#progress")).to_be_visible()
+    files[-1].unlink()  # four are sent at a time, and it waits for them
+    network.send("Network.emulateNetworkConditions", {**slow, "latency": 0})
+    told = ["photo 5.png: it cannot be read; was it moved?"]
+    sync_api.expect(page.locator("#failures li")).to_have_text(told, timeout=20_000)
+    assert tree_of(tmp_path / "work" / "things") == {"fish": 5}
+
+
 def test_the_camera_answers_what_it_sees(app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path):
     root = tmp_path / "work" / "things"
     for label in ("fish", "guitar"):
