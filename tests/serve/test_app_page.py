@@ -301,6 +301,22 @@ def test_many_photos_are_selected_moved_deleted_and_come_back(
     learned(page, 8)
 
 
+def test_a_button_offers_more_photos_than_a_few(app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path):
+    folder = tmp_path / "work" / "things" / "fish"
+    folder.mkdir(parents=True)
+    images = sorted((photos / "train").glob("*/*"))
+    for path in images[:15]:
+        shutil.copy(path, folder / f"{path.parent.name} {path.name}")
+    page = open_page(app.address)
+    sync_api.expect(page.locator(".photo")).to_have_count(15)
+    sync_api.expect(page.get_by_text("more of fish")).to_be_hidden()
+    shutil.copy(images[15], folder)
+    sync_api.expect(page.get_by_text("Show 4 more of fish")).to_be_visible(timeout=20_000)
+    sync_api.expect(page.locator(".photo")).to_have_count(12)
+    page.get_by_text("Show 4 more of fish").click()
+    sync_api.expect(page.locator(".photo")).to_have_count(16)
+
+
 def test_photos_like_this_one_and_answers_as_a_table(
     app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
 ):
