@@ -301,6 +301,22 @@ def test_many_photos_are_selected_moved_deleted_and_come_back(
     learned(page, 8)
 
 
+def test_a_button_offers_more_photos_than_a_few(app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path):
+    folder = tmp_path / "work" / "things" / "fish"
+    folder.mkdir(parents=True)
+    images = sorted((photos / "train").glob("*/*"))
+    for path in images[:15]:
+        shutil.copy(path, folder / f"{path.parent.name} {path.name}")
+    page = open_page(app.address)
+    sync_api.expect(page.locator(".photo")).to_have_count(15)
+    sync_api.expect(page.get_by_text("more of fish")).to_be_hidden()
+    shutil.copy(images[15], folder)
+    sync_api.expect(page.get_by_text("Show 4 more of fish")).to_be_visible(timeout=20_000)
+    sync_api.expect(page.locator(".photo")).to_have_count(12)
+    page.get_by_text("Show 4 more of fish").click()
+    sync_api.expect(page.locator(".photo")).to_have_count(16)
+
+
 def test_photos_like_this_one_and_answers_as_a_table(
     app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
 ):
@@ -358,6 +374,27 @@ def test_bad_archives_and_odd_files_are_refused_with_a_reason(
     page.locator("#ask-text").fill("fish")
     page.keyboard.press("Enter")
     sync_api.expect(page.locator(".class-card")).to_have_count(1)
+
+
+def test_a_file_that_is_gone_before_it_was_read_is_named(
+    app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
+):
+    page = open_page(app.address)
+    create(page)
+    images = sorted((photos / "test").glob("*/*"))[:6]
+    files = [Path(shutil.copy(path, tmp_path / f"photo {n}.png")) for n, path in enumerate(images)]
+    network = page.context.new_cdp_session(page)
+    slow = {"offline": False, "latency": 2000, "downloadThroughput": -1, "uploadThroughput": -1}
+    network.send("Network.emulateNetworkConditions", slow)
+    page.set_input_files("#photo-input", [str(path) for path in files])
+    page.locator("#ask-text").fill("fish")
+    page.keyboard.press("Enter")
+    sync_api.expect(page.locator("#progress")).to_be_visible()
+    files[-1].unlink()  # four are sent at a time, and it waits for them
+    network.send("Network.emulateNetworkConditions", {**slow, "latency": 0})
+    told = ["photo 5.png: it cannot be read; was it moved?"]
+    sync_api.expect(page.locator("#failures li")).to_have_text(told, timeout=20_000)
+    assert tree_of(tmp_path / "work" / "things") == {"fish": 5}
 
 
 def test_the_camera_answers_what_it_sees(app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path):

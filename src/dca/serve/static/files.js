@@ -170,6 +170,8 @@ async function send({ read, name, label, drop }) {
       return await (await call("POST", `photos?${where}`, blob)).json();
     } catch (error) {
       if (!error.passing || n >= RETRIES || stopped) throw error;
+      // The request for a file that is gone fails as if there were no server.
+      await blob.arrayBuffer().catch(() => { throw new Error("it cannot be read; was it moved?"); });
       $("progress-words").textContent = "The server does not answer. Trying again …";
       await new Promise((wake) => setTimeout(wake, RETRY_MS));
     }

@@ -5,7 +5,8 @@ import { call, get, post } from "./server.js";
 import { change, refresh, view } from "./predict.js";
 import { takePhotos } from "./camera.js";
 
-const FEW = 12, MORE = 240;
+// Photos of a class that are shown at first, with each further click, and in addition rather than offering so few.
+const FEW = 12, MORE = 240, REST = 3;
 const cards = new Map(); // label -> {box, list, version, shown, photos, total}
 const selected = new Map(); // key of a photo -> photo
 let lastClicked = null;
@@ -64,7 +65,8 @@ async function load(card) {
   const where = new URLSearchParams({ class: card.label, start: 0, count: Math.min(card.shown, 500) });
   const found = await get(`photos?${where}`);
   let photos = found.photos;
-  while (photos.length < Math.min(card.shown, found.total) && photos.length) { // beyond the most of one answer
+  const wanted = found.total <= card.shown + REST ? found.total : card.shown;
+  while (photos.length < wanted && photos.length) { // beyond what was asked for, or the most of one answer
     const next = new URLSearchParams({ class: card.label, start: photos.length, count: 500 });
     const rows = (await get(`photos?${next}`)).photos;
     if (!rows.length) break;
