@@ -213,6 +213,11 @@ def test_a_public_dataset_that_was_recognised_is_said():
         found = Findings((), (), MoreImages(2, 0.9, 0.8, 0.95, gain), ())
         line = f"more photos: with 2 per class about 90 % is expected, {said} (95 % interval of the accuracy: 80 to 95)"
         assert line in format_result(dataclasses.replace(result, findings=found), "m.dca", "photos/")
+    unequal = Findings(
+        (), (), MoreImages(5, 0.9, 0.8, 0.95, 0.1), (), (ClassRecall("a", 3, 4, 4), ClassRecall("b", 1, 1, 1))
+    )
+    said = "more photos: with 5 per class on the mean about 90 % is expected, 10 points more"
+    assert said in "\n".join(format_result(dataclasses.replace(result, findings=unequal), "m.dca", "photos/"))
     doubt = DoubtfulLabel(0, "a/1.jpg", "a", "b", 0.9, 0.01)
     doubtful = dataclasses.replace(result, findings=Findings((doubt,), (), None, ()))
     lines = format_result(doubtful, "m", "my photos/")

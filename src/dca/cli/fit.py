@@ -387,7 +387,10 @@ def _format_findings(findings: Findings | None, data: str) -> list[str]:
         gain = f"{pluralize(points, 'point')} more" if points else "hardly more"
         expected = f"about {100 * more.accuracy:.0f} % is expected, {gain}"
         ends = f"{100 * more.low:.0f} to {100 * more.high:.0f}"
-        lines.append(f"more photos: with {more.shots} per class {expected} (95 % interval of the accuracy: {ends})")
+        mean = " on the mean" if len({row.images for row in findings.recall}) > 1 else ""
+        lines.append(
+            f"more photos: with {more.shots} per class{mean} {expected} (95 % interval of the accuracy: {ends})"
+        )
     if findings.confused:
         pairs = [f"{' and '.join(pair.labels)} ({pluralize(pair.images, 'image')})" for pair in findings.confused]
         lines.append(f"often confused: {', '.join(pairs)}")

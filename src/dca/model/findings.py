@@ -2,9 +2,8 @@
 
 A label is doubtful if a model that has not seen the image finds another class at least `ODDS` times as probable, and
 proportionally more where there are more than `FEW_CLASSES` classes: each of them may be the more probable one by
-chance. A
-class is rare if another one has at least `RARE` times as many images, and weak if its recall is at most `WEAK` times
-that of the median class and its 95 % interval ends below that.
+chance. A class is rare if another one has at least `RARE` times as many images. It is weak if its recall is at most
+`WEAK` times that of the median class, and the 95 % interval of its recall ends below the median.
 """
 
 from __future__ import annotations

@@ -144,7 +144,8 @@ def _estimated_accuracies(reported: ReportedModel) -> list[Accuracy]:
     own = Accuracy("estimated by the fit", found.accuracy, found.low, found.high, found.basis, estimated=True)
     if found.zero_shot_accuracy is None:
         return [own]
-    worth = effective_images([image.label for image in reported.model.training_images_ if image.held_out])
+    different = {(image.label, image.sha256) for image in reported.model.training_images_ if image.held_out}
+    worth = effective_images([label for label, _ in different])
     return [_with_interval(ZERO_SHOT, found.zero_shot_accuracy, worth, pluralize(found.n, "training image")), own]
 
 
