@@ -100,7 +100,7 @@ async def run_honest(port: int, token: str, images: list[bytes], clients: int, s
                         elif count % every == 0:
                             await label(client, json.loads(text)["image"], rng)
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
-                seen.errors.append(repr(error))
+                seen.errors.append(f"after {time.monotonic() - end + seconds:.1f} s: {error!r}")
                 await asyncio.sleep(0.1)
 
     async def label(client: Client, image: str, rng: random.Random) -> None:
