@@ -257,6 +257,9 @@ def test_estimates_are_measured_beside_the_truth(load: Load) -> None:
     own, others = np.bincount(drawn.labels), np.bincount(drawn.new_labels)
     assert own.tolist() == [8] * 6
     assert others.tolist() == [32] * 6
+    related = study.draw_siblings(source, 0)
+    assert related.x.shape == (48, 16)
+    assert np.bincount(related.new_labels).tolist() == [16] * 6
     found = task.measure(drawn)
     assert found["low"] <= found["estimate"] <= found["high"]
     assert abs(found["estimate"] - found["accuracy"]) < 0.25

@@ -11,6 +11,8 @@ pool; the accuracy on the new images, the mean over classes, is the truth. Situa
 - so many photos of each of six classes;
 - few photos of a class beside many of another;
 - copies: eight photos that are in two classes; the truth is one half;
+- siblings: half of the photos differ from the others by a quarter of the mean distance within their class, as photos of
+  one occasion do;
 - noise: features that say nothing; the truth is guessing.
 
 Every task is given to this tree and to an earlier one (`--before`, a commit), each in a process of its own: that is
@@ -45,7 +47,7 @@ import numpy as np
 import torch
 from estimate_task import Photos
 from paired import add_page_options, format_table, print_tables, read_rows, write_rows
-from rejection import HELD_BACK, OPEN, Pool, draw_task, encode_dataset, read_features
+from rejection import HELD_BACK, OPEN, Pool, add_siblings, draw_task, encode_dataset, read_features
 from rivals import encode_texts, read_named_caltech
 from torch import Tensor
 from torch.nn import functional as F
@@ -60,6 +62,8 @@ EARLIER = "193db6e7"
 BALANCED: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (4,) * 6, (8,) * 6)
 UNEQUAL: tuple[tuple[int, ...], ...] = ((200, 2), (112, 4), (30, 2, 2, 2))
 COPIED = 8
+# Photos of each class, half of which are siblings of the others.
+SIBLINGS = 8
 NOISE: tuple[tuple[int, ...], ...] = ((2,) * 6, (3,) * 6, (8,) * 6, (200, 2), (112, 4), (30, 2, 2, 2))
 # Fewest new images of a class: with fewer the truth is not known.
 LEAST = 10
@@ -159,6 +163,15 @@ def draw_copies(source: Source, seed: int) -> Photos | None:
     return photos._replace(groups=np.tile(np.arange(COPIED), 2))
 
 
+def draw_siblings(source: Source, seed: int) -> Photos | None:
+    """Draw six classes, half of whose photos are siblings of the others, as photos of one occasion are."""
+    task = draw_task(source.pool, (SIBLINGS,) * 6, seed, unknown=False)
+    if task is None or torch.bincount(task.new_y).min() < 2 * LEAST:  # half of the new images make the siblings
+        return None
+    task = add_siblings(task)
+    return make_photos(task.x, task.y, task.new, task.new_y, source.text[task.classes], source.tau)
+
+
 def draw_noise(photos: Sequence[int], seed: int, D: int = 512) -> Photos:
     """Draw random features, 100 new ones of each class."""
     generator, C = torch.Generator().manual_seed(seed), len(photos)
@@ -195,6 +208,9 @@ def list_rows(sources: Sequence[Source], *, noise: bool) -> Iterator[Row]:
     def copied(source: Source) -> Callable[[int], Photos | None]:
         return lambda seed: draw_copies(source, seed)
 
+    def related(source: Source) -> Callable[[int], Photos | None]:
+        return lambda seed: draw_siblings(source, seed)
+
     def random(photos: tuple[int, ...]) -> Callable[[int], Photos | None]:
         return lambda seed: draw_noise(photos, seed)
 
@@ -205,6 +221,7 @@ def list_rows(sources: Sequence[Source], *, noise: bool) -> Iterator[Row]:
             yield Row(source.kind, source.pool.name, describe_photos(photos), drawn(source, photos))
     for source in (source for source in sources if not source.text.any()):
         yield Row(source.kind, source.pool.name, f"copies, 2 x {COPIED}", copied(source))
+        yield Row(source.kind, source.pool.name, f"half siblings, 6 x {SIBLINGS}", related(source))
 
 
 def measure_row(row: Row, tasks: int, estimators: Mapping[str, Estimator], done: Mapping[str, Any]) -> dict[str, Any]:

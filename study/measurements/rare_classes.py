@@ -37,7 +37,7 @@ SCRIPT = "study/measurements/rare_classes.py"
 # Photos of each class: unequal ones by their votes, and balanced ones to compare with.
 UNEQUAL: tuple[tuple[int, ...], ...] = (
     *((8, 2), (30, 2), (100, 2), (200, 2), (20, 3), (30, 2, 2, 2), (16, 16, 2), (112, 4), (30, 6, 3)),
-    *((8, 8, 8, 2, 2, 2), (60, 6), (60, 8), (30, 30, 7), (40, 20, 5), (50, 12), (112, 16)),
+    *((8, 8, 8, 2, 2, 2), (60, 6), (60, 8), (40, 20, 5), (50, 12), (30, 30, 7), (112, 16)),
     *((16,) * 8 + (2,) * 8, (8,) * 10 + (2,) * 10),
 )
 BALANCED: tuple[tuple[int, ...], ...] = ((4,) * 2, (2,) * 6, (4,) * 6)

@@ -297,7 +297,7 @@ def test_one_image_per_class_is_fitted_and_said_not_to_be_estimated(
     line = ("fit", few, "--method", "tip_adapter", "--shots", 1, "--backbone", tiny_folder, "--estimate")
     said = dca(*line, "-o", tmp_path / "m.dca")
     assert said.code == 0
-    assert "accuracy not measured: every class has one photo, or copies of one: add a second" in said.out
+    assert "accuracy not measured: every class has one photo, or copies or a series of one: add a second" in said.out
     assert "not estimated: nothing can be held out: every class has one training image" in caplog.text
 
 

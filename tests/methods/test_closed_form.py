@@ -265,4 +265,4 @@ def test_copies_and_series_are_noted(sample: Dataset) -> None:
     ]
     series = x[alone // 2 * 2] + 0.1 * torch.randn(x.shape, generator=rng)
     (said,) = notes(series, alone)
-    assert said.startswith("40 of 40 photos are much like another one of their class, as in a series: the accuracy is")
+    assert said.startswith("40 of 40 photos are much like another one of their class, as in a series: a series counts")

@@ -38,7 +38,7 @@ def make(shots: int, noise: float = 0.8, classes: int = 4, D: int = 12) -> Exper
 def test_the_curve_goes_on_from_models_of_halves_on_the_other_halves() -> None:
     experts = make(8)
     selected = select_hyperparameters(experts)
-    half, now, twice, four = learning_curve(ExpertPool((experts,)), (selected,), 0.7)
+    half, now, twice, four = learning_curve(ExpertPool((experts,)), (selected,), experts.gaussian.groups, 0.7)
     assert [point.shots for point in (half, now, twice, four)] == [4, 8, 16, 32]
     assert (now.accuracy, now.expected, twice.expected) == (0.7, False, True)
     accuracies = []
@@ -61,7 +61,7 @@ def test_copies_are_no_more_images() -> None:
     gaussian, y = experts.gaussian, experts.labels
     copied = TextGaussian.from_features(gaussian.x.repeat(2, 1), y.repeat(2), gaussian.text, gaussian.groups.repeat(2))
     twice = Experts(copied, 10.0, KernelRidge(copied.x, copied.labels, 4, copied.groups, 2.0))
-    curve = learning_curve(ExpertPool((twice,)), (select_hyperparameters(twice),), 0.7)
+    curve = learning_curve(ExpertPool((twice,)), (select_hyperparameters(twice),), twice.gaussian.groups, 0.7)
     assert [point.shots for point in curve] == [4, 8, 16, 32]
     assert (curve[2].low, curve[2].high) == exact_interval(curve[2].accuracy, 0.55 * 32)
 
@@ -70,15 +70,15 @@ def test_of_many_images_fewer_halves_are_drawn(monkeypatch: pytest.MonkeyPatch) 
     experts = make(8)
     selected = select_hyperparameters(experts)
     monkeypatch.setattr(product_of_experts, "ENOUGH_ANSWERS", 3 * len(experts.labels))
-    three = learning_curve(ExpertPool((experts,)), (selected,), 0.7)[0].accuracy
+    three = learning_curve(ExpertPool((experts,)), (selected,), experts.gaussian.groups, 0.7)[0].accuracy
     monkeypatch.setattr(product_of_experts, "ENOUGH_ANSWERS", 0)
-    one = learning_curve(ExpertPool((experts,)), (selected,), 0.7)[0].accuracy
+    one = learning_curve(ExpertPool((experts,)), (selected,), experts.gaussian.groups, 0.7)[0].accuracy
     split, each = product_of_experts._split_in_halves, []
     for seed in range(3):
         monkeypatch.setattr(
             product_of_experts, "_split_in_halves", lambda labels, groups, _, seed=seed: split(labels, groups, seed)
         )
-        each.append(learning_curve(ExpertPool((experts,)), (selected,), 0.7)[0].accuracy)
+        each.append(learning_curve(ExpertPool((experts,)), (selected,), experts.gaussian.groups, 0.7)[0].accuracy)
     assert one == each[0]
     assert three == pytest.approx(sum(each) / 3)
 
@@ -102,7 +102,7 @@ def test_more_images_add_nothing_to_guessing_nor_to_certainty(accuracy: float) -
 
 def test_few_images_say_nothing() -> None:
     for few in (make(1), make(3)):
-        assert learning_curve(ExpertPool((few,)), (select_hyperparameters(few),), 0.8) == []
+        assert learning_curve(ExpertPool((few,)), (select_hyperparameters(few),), few.gaussian.groups, 0.8) == []
 
 
 def check_halves(labels: Tensor, groups: Tensor, seed: int) -> None:
@@ -131,4 +131,6 @@ def test_halves_of_copies_say_nothing() -> None:
     gaussian = TextGaussian.from_features(x, y, text, groups)
     experts = Experts(gaussian, 10.0, KernelRidge(x, y, 3, groups, 2.0))
     assert gaussian.can_hold_out
-    assert learning_curve(ExpertPool((experts,)), (select_hyperparameters(experts),), 0.8) == []
+    assert (
+        learning_curve(ExpertPool((experts,)), (select_hyperparameters(experts),), experts.gaussian.groups, 0.8) == []
+    )

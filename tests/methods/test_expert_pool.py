@@ -130,7 +130,7 @@ def test_prediction_sets_come_from_models_without_each_image() -> None:
 def test_refits_keep_the_choice_where_a_fold_takes_a_vote_away() -> None:
     """Classes of two images have one left in a fold: k would be chosen by the larger classes alone."""
     pool = make_pool((6, 6, 2, 2))
-    found, selected = refit_in_folds(pool), pool.select()
+    found, selected = refit_in_folds(pool, pool.source.groups), pool.select()
     expected = torch.zeros_like(found.probabilities)
     for out in torch.from_numpy(found.left_out):
         part = pool.take((~out).nonzero()[:, 0])

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared.familiarity import OTHER_TARGET, RIDGE, WIDTH, Familiarity
+from dca.methods.shared import familiarity
+from dca.methods.shared.familiarity import (
+    FALL,
+    FEW,
+    OTHER_TARGET,
+    RIDGE,
+    SAME_OCCASION,
+    WIDTH,
+    Familiarity,
+    find_occasions,
+)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -191,3 +201,34 @@ def test_images_far_from_all_classes_have_small_p_values_and_other_images_make_t
         areas.append(sum(both) / len(both))
     assert areas[0] > 0.75
     assert areas[1] > areas[0] + 0.03
+
+
+@pytest.mark.parametrize("block", [7, 4096])
+def test_occasions_are_linked_directly_through_others_and_by_copies(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Literally: pairs of different images of a class that are near, and images of a group, are linked."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.arange(3).repeat_interleave(20)
+    x = F.normalize(torch.randn(3, 16, generator=generator)[labels] + torch.randn(60, 16, generator=generator), dim=-1)
+    for first, later in ((0, 1), (1, 2), (21, 22)):
+        x[later] = F.normalize(x[first] + 0.1 * torch.randn(16, generator=generator), dim=0)
+    x[40], x[59] = x[2], x[58]  # a copy in another class, and one in its own
+    groups = torch.arange(60)
+    groups[40], groups[59] = 2, 58
+    linked = groups[:, None] == groups
+    for c in range(3):
+        own = [i for i in range(60) if labels[i] == c and i != 59]
+        distances = [float(1 - x[i] @ x[j]) for i in own for j in own if i < j]
+        limit = SAME_OCCASION * min(1.0, FEW / len(own)) ** FALL * float(torch.tensor(distances).median())
+        for i in own:
+            for j in own:
+                linked[i, j] |= bool(1 - x[i] @ x[j] < limit)
+    reached = linked.clone()
+    for _ in range(60):
+        reached = (reached.double() @ linked.double()) > 0
+    monkeypatch.setattr(familiarity, "BLOCK", block)
+    found = find_occasions(x, labels, groups)
+    assert ((found[:, None] == found) == reached).all()
+    assert len({*found[[0, 1, 2, 40]].tolist()}) == 1
+    assert found[21] == found[22] != found[23]

@@ -88,7 +88,7 @@ def test_recall_counts_held_out_images_of_each_class() -> None:
     assert found == (ClassRecall("cat", 1, 2, 3), ClassRecall("dog", 1, 1, 1), ClassRecall("7", 0, 0, 1))
     assert list(map(str, found)) == ["cat 1 of 2", "dog 1 of 1", "7 (1 photo: cannot be measured)"]
     assert missing_classes(found) == {2: "1 photo: cannot be measured"}
-    assert ClassRecall("x", 0, 0, 3).missing == "3 photos, copies of one: cannot be measured"
+    assert ClassRecall("x", 0, 0, 3).missing == "3 photos, copies or a series of one: cannot be measured"
     assert recall_by_class([TrainingImage(0, "alone.jpg", "")], LABELS) == ()
 
 

@@ -336,7 +336,7 @@ def _how_to_measure(result: RunResult) -> str:
     from dca.methods.registry import get_method
 
     if result.images == result.classes or get_method(result.method).has_cheap_held_out:
-        return "every class has one photo, or copies of one: add a second, different one of each"
+        return "every class has one photo, or copies or a series of one: add a second, different one of each"
     return "no test images (put some into DATA/test/<class>/, or use --estimate or --hold-out 0.2)"
 
 

@@ -289,11 +289,14 @@ class HeldOutPredictions:
         how: "leave-one-out", "approximate leave-one-out" or "5-fold cross-validation", as shown to people.
         shortage: (N,) 1/n' - 1/n, where an image is predicted by models of n' of the n images of its class
             (`stats.folds.fold_shortage`); None for leave-one-out, whose scores are those of a model of all images.
+        occasions: (N,) a number that images share which were left out together and count as one, copies among them;
+            None where only copies were.
     """
 
     probabilities: NDArray[np.float64]
     how: str
     shortage: NDArray[np.float64] | None = None
+    occasions: NDArray[np.int64] | None = None
 
     @property
     def known(self) -> NDArray[np.bool_]:

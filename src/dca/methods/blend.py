@@ -167,7 +167,9 @@ class Blend(Method):
         how = " and ".join(dict.fromkeys([own.how, other.how]))
         both = multiply_probabilities(own.probabilities, other.probabilities, weights)
         shortages = [one.shortage for one in (own, other) if one.shortage is not None]
-        return HeldOutPredictions(both, how, np.maximum.reduce(shortages) if shortages else None), weights
+        return HeldOutPredictions(
+            both, how, np.maximum.reduce(shortages) if shortages else None, own.occasions
+        ), weights
 
     def _fit_trained(self, support: Support) -> Method:
         """The trained method, fitted on all training images; the values that it chose become options."""

@@ -38,7 +38,7 @@ from dca.core.text import pluralize
 from dca.methods.base import CurvePoint, Head, HeldOutPredictions, Support
 from dca.methods.shared.conformal import ConformalPredictor
 from dca.methods.shared.experts import TextGaussian
-from dca.methods.shared.familiarity import Familiarity
+from dca.methods.shared.familiarity import Familiarity, find_occasions
 from dca.methods.shared.frozen_features import FrozenMethod, FrozenOptions, check_shapes, unit_mean
 from dca.methods.shared.product_of_experts import (
     MAX_REFITTED,
@@ -59,7 +59,7 @@ from dca.stats.folds import fold_shortage
 # Share of the uncertainty that names must remove to be of use; random names remove less by chance.
 NO_TEXT = 0.02
 # Share of the images that must be of series before the fit says so; of images drawn at random it is nearly none.
-SERIES = 0.5
+SERIES = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,18 +127,25 @@ class ClosedForm(FrozenMethod):
         self.hyperparameters = torch.tensor(selected, dtype=torch.float64, device=self.encoder.device)
 
     def predict_held_out(self, support: Support) -> HeldOutPredictions:
-        """By models that are fitted again where there are few images, else by `leave_one_out`."""
+        """By models that are fitted again where there are few images, else by `leave_one_out`; series leave together.
+
+        The numbers of the model are chosen with copies as all that leaves together: that is another question.
+        """
         if not self.can_be_refitted:
-            return self.leave_one_out(fixed_shares=True)
-        source = self.experts.source
-        shortage = fold_shortage(source.labels.numpy(), source.groups.numpy(), self._refits.left_out)
+            pool = self.experts.with_groups(self.occasions)
+            logits = pool.held_out_logits(self.selected, fixed_shares=True)
+            return HeldOutPredictions(logits.softmax(dim=-1).numpy(), "leave-one-out", occasions=self.occasions.numpy())
+        labels, occasions, left_out = self.experts.labels.numpy(), self.occasions.numpy(), self._refits.left_out
         return HeldOutPredictions(
-            self._refits.probabilities.numpy(), f"{self._refits.folds}-fold cross-validation", shortage
+            self._refits.probabilities.numpy(),
+            f"{self._refits.folds}-fold cross-validation",
+            fold_shortage(labels, occasions, left_out),
+            occasions,
         )
 
-    def leave_one_out(self, *, fixed_shares: bool = False) -> HeldOutPredictions:
+    def leave_one_out(self) -> HeldOutPredictions:
         """Exact leave-one-out, with the hyperparameters held fixed."""
-        logits = self.experts.held_out_logits(self.selected, fixed_shares=fixed_shares)
+        logits = self.experts.held_out_logits(self.selected)
         return HeldOutPredictions(logits.softmax(dim=-1).numpy(), "leave-one-out")
 
     @property
@@ -148,7 +155,13 @@ class ClosedForm(FrozenMethod):
 
     @cached_property
     def _refits(self) -> Refits:
-        return refit_in_folds(self.experts)
+        return refit_in_folds(self.experts, self.occasions)
+
+    @cached_property
+    def occasions(self) -> Tensor:
+        """Number (N,) that images share which are of one occasion, such as a series of one object, or copies."""
+        features, labels, groups = (part.cpu() for part in (self.image_features, self.image_labels, self.image_groups))
+        return find_occasions(features.double(), labels, groups)
 
     @property
     def can_hold_out(self) -> bool:
@@ -245,7 +258,7 @@ class ClosedForm(FrozenMethod):
 
     def learning_curve(self, accuracy: float) -> list[CurvePoint]:
         """By models of halves of the training images."""
-        return learning_curve(self.experts, self.selected, accuracy)
+        return learning_curve(self.experts, self.selected, self.occasions, accuracy)
 
     def notes(self) -> list[str]:
         """Copies, series, and class names that do not help."""
@@ -257,8 +270,8 @@ class ClosedForm(FrozenMethod):
         if self.can_hold_out and (alike := self.familiarity.in_series) > SERIES * len(self.familiarity.x):
             images = pluralize(alike, "photo", "are", of=len(self.familiarity.x))
             notes.append(
-                f"{images} much like another one of their class, as in a series: the accuracy is that of more photos "
-                "of these series, and others may be recognised far less often. Take photos on different occasions."
+                f"{images} much like another one of their class, as in a series: a series counts as one photo in the "
+                "estimate. Take photos on different occasions."
             )
         if Ability.TEXT_FEATURES in self.encoder.abilities and not self._names_help():
             notes.append("The class names tell CLIP nothing about these images, so that only the images count.")

@@ -42,19 +42,20 @@ def estimate_accuracy(
     """Compare held-out predictions of N images with their labels (N,).
 
     zero_shot: probabilities (N, C) of zero-shot CLIP, which has seen none of them. groups: (N,) a number that copies
-    share; those of a class count as one image. None: there are no copies. Only images with a held-out prediction count;
-    there must be one.
+    share; None: there are no copies. Those of a class count as one image, and so do images that were left out together.
+    Only images with a held-out prediction count; there must be one.
     """
     known, C = held.known, held.probabilities.shape[1]
     truth, copies = labels[known], np.arange(len(labels))[known] if groups is None else groups[known]
+    together = copies if held.occasions is None else held.occasions[known]
     right = held.probabilities[known].argmax(axis=1) == truth
-    measured, _ = macro_accuracy(right, truth, copies)
-    plain = None if zero_shot is None else macro_accuracy(zero_shot[known].argmax(axis=1) == truth, truth, copies)[0]
+    measured, _ = macro_accuracy(right, truth, together)
+    plain = None if zero_shot is None else macro_accuracy(zero_shot[known].argmax(axis=1) == truth, truth, together)[0]
     accuracy = measured
     if C > 1 and held.shortage is not None and not right.all():
-        mistaken = ~right * image_weights(truth, copies)
+        mistaken = ~right * image_weights(truth, together)
         accuracy = expect_with_all(measured, plain or 0.0, C, float(np.average(held.shortage[known], weights=mistaken)))
-    low, high = held_out_macro_interval(accuracy, right, truth, copies)
+    low, high = held_out_macro_interval(accuracy, right, truth, together)
     unmeasured = len(np.unique(labels)) - len(np.unique(truth))
     share = unmeasured / len(np.unique(labels))
     return Estimate(

@@ -94,7 +94,7 @@ class ClassRecall:
         """Why the recall cannot be measured; "" where it is."""
         if self.n:
             return ""
-        copies = ", copies of one" if self.images > 1 else ""
+        copies = ", copies or a series of one" if self.images > 1 else ""
         return f"{pluralize(self.images, 'photo')}{copies}: cannot be measured"
 
     def __str__(self) -> str:
@@ -363,7 +363,7 @@ def check_labels(
     model = Classifier(backbone=backbone, precision=precision)._fit_drawn(source, session)
     if model.estimate_ is None:
         raise UserError(
-            "no label can be checked: every class has one training image, or copies of one",
+            "no label can be checked: every class has one training image, or copies or a series of one",
             hint="give at least two different images per class",
         )
     paths = [_describe_path(item.image, index) for index, item in enumerate(source.train)]

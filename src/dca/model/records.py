@@ -181,8 +181,8 @@ class Estimate:
         if self.unmeasured:
             classes = "class has" if self.unmeasured == 1 else "classes have"
             found.append(
-                f"{self.unmeasured:,} {classes} one photo, or copies of one, and cannot be measured: the accuracy is "
-                "that of the others, and the interval allows for anything. Add photos of them."
+                f"{self.unmeasured:,} {classes} one photo, or copies or a series of one, and cannot be measured: the "
+                "accuracy is that of the others, and the interval allows for anything. Add photos of them."
             )
         if self.high - self.low > WIDE:
             found.append(

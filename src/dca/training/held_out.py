@@ -56,7 +56,7 @@ def predict_held_out(
         One row of probabilities per training image.
 
     Raises:
-        NothingHeldOutError: If every class has one training image, or copies of one.
+        NothingHeldOutError: If every class has one training image, or copies or a series of one.
         UserError: As for `fit`.
     """
     support = context.support(dataset)
@@ -64,7 +64,9 @@ def predict_held_out(
     if predictions is None:
         predictions = Folds(type(method), method.options_for_folds(options), dataset, context).predictions(support)
     if not predictions.known.any():
-        raise NothingHeldOutError("nothing can be held out: every class has one training image, or copies of one")
+        raise NothingHeldOutError(
+            "nothing can be held out: every class has one training image, or copies or a series of one"
+        )
     return predictions
 
 

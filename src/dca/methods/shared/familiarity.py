@@ -36,6 +36,7 @@ w and ρ are fixed numbers, so that nothing is selected on the images that calib
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,7 +44,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dca.methods.shared.experts import iterate_copies
+from dca.methods.shared.experts import BLOCK, iterate_copies
 from dca.stats.conformal import PValueTable, class_weights, smallest_p_value
 
 WIDTH, RIDGE = 2.0, 0.03
@@ -88,20 +89,7 @@ class Familiarity:
     @cached_property
     def occasions(self) -> Tensor:
         """Occasion of each image: the index of the first image of it, (N,)."""
-        near = torch.eye(len(self.x), dtype=torch.bool)
-        for c in range(self.classes):
-            own = (self.labels == c).nonzero()[:, 0]
-            distances = 1 - self.x[own] @ self.x[own].T
-            i, j = torch.triu_indices(len(own), len(own), 1)
-            if len(i):
-                limit = SAME_OCCASION * min(1.0, FEW / len(own)) ** FALL * distances[i, j].median()
-                near[own[:, None], own] |= distances < limit
-        occasions = torch.arange(len(self.x))
-        while True:  # the smallest index spreads over all that are near each other, directly or through others
-            spread = torch.where(near, occasions, len(near)).amin(dim=-1)
-            if torch.equal(spread, occasions):
-                return occasions
-            occasions = spread
+        return find_occasions(self.x, self.labels, torch.arange(len(self.x)))
 
     @cached_property
     def _leaving(self) -> Tensor:
@@ -223,6 +211,41 @@ class Familiarity:
     def smallest_p_value(self) -> float:
         """The smallest p-value; at least one image can be left out."""
         return smallest_p_value(self._held_weights)
+
+
+def find_occasions(x: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
+    """Occasion of each image, as the least number of its images in the order of their groups, (N,).
+
+    x: unit features (N, D). labels: (N,). groups: (N,), copies share a number, also those in several classes.
+    """
+    numbers, group = torch.unique(groups, return_inverse=True)
+    links = list[Tensor]()
+    for c in torch.unique(labels).tolist():
+        own = (labels == c).nonzero()[:, 0]
+        different, copy_of = torch.unique(group[own], return_inverse=True)
+        first = torch.full_like(different, len(own)).scatter_reduce(0, copy_of, torch.arange(len(own)), "amin")
+        links += [different[pair] for pair in _near_pairs(x[own[first]])]
+    occasions = torch.arange(len(numbers))
+    ends = torch.cat(links, dim=1) if links else torch.empty(2, 0, dtype=torch.int64)
+    while True:  # the smallest number spreads over all that are near each other, directly or through others
+        least = occasions[ends].amin(dim=0)
+        spread = occasions.scatter_reduce(0, ends[0], least, "amin").scatter_reduce(0, ends[1], least, "amin")
+        if torch.equal(spread, occasions):
+            return occasions[group]
+        occasions = spread
+
+
+def _near_pairs(x: Tensor) -> Iterator[Tensor]:
+    """Indices (2, P) of images x (n, D) of a class that are of one occasion, some at a time."""
+    n = len(x)
+    if n < 2:
+        return
+    few = x[_subsample(torch.arange(n), MOST_IMAGES)]
+    i, j = torch.triu_indices(len(few), len(few), 1)
+    limit = SAME_OCCASION * min(1.0, FEW / n) ** FALL * (1 - few @ few.T)[i, j].median()
+    for start in range(0, n, BLOCK):
+        near = (1 - x[start : start + BLOCK] @ x.T < limit).nonzero().T + torch.tensor([[start], [0]])
+        yield near[:, near[0] < near[1]]
 
 
 def _subsample(rows: Tensor, most: int) -> Tensor:

@@ -496,6 +496,16 @@ class ExpertPool:
         """Unit features of each encoder, side by side: (N, D)."""
         return torch.cat([part.gaussian.x for part in self.parts], dim=-1)
 
+    def with_groups(self, groups: Tensor) -> ExpertPool:
+        """The same experts, with images that share a number (N,), copies among them, leaving together."""
+        if len(torch.unique(groups)) == len(torch.unique(self.source.groups)):
+            return self
+        parts = []
+        for part in self.parts:
+            kernel = None if part.kernel is None else replace(part.kernel, groups=groups)
+            parts.append(replace(part, gaussian=replace(part.gaussian, groups=groups), kernel=kernel))
+        return ExpertPool(tuple(parts))
+
     def take(
         self,
         rows: Tensor,
@@ -551,15 +561,17 @@ class Refits:
         return len(self.left_out)
 
 
-def refit_in_folds(pool: ExpertPool) -> Refits:
+def refit_in_folds(pool: ExpertPool, occasions: Tensor) -> Refits:
     """Fit the model on all folds of its training images but one, each in turn, and predict that one.
+
+    occasions: (N,), images that share a number leave together; copies do.
 
     A model whose hyperparameters are chosen keeps them where taking a fold out leaves classes without a vote that have
     one otherwise, those of two images beside larger ones: a choice among the others would be another choice.
     """
     labels, source, x = pool.labels, pool.source, pool.features
     voting, own = torch.unique(labels[source.voters]), None
-    y, groups, order = labels.numpy(), source.groups.numpy(), order_by_content(source.x).numpy()
+    y, groups, order = labels.numpy(), occasions.numpy(), order_by_content(source.x).numpy()
     left_out = assign_folds(y, groups, order, number_of_folds(y, groups, FOLDS))
     total = torch.zeros((len(x), len(source.text)), dtype=x.dtype)
     for out in torch.from_numpy(left_out):
@@ -695,22 +707,25 @@ class PoolHead(Head):
 MIN_SHOTS, MAX_CURVE_SCORES, DRAWS, ENOUGH_ANSWERS = 4, 1_000_000, 4, 2000
 
 
-def learning_curve(pool: ExpertPool, selected: Sequence[Hyperparameters], accuracy: float) -> list[CurvePoint]:
+def learning_curve(
+    pool: ExpertPool, selected: Sequence[Hyperparameters], occasions: Tensor, accuracy: float
+) -> list[CurvePoint]:
     """Accuracy by images per class: with half of the images, with all, and expected with 2 and 4 times as many.
 
-    accuracy: that with all images. Empty where there are too few images to tell, or so many that it would take long.
+    occasions: (N,), as for `refit_in_folds`. accuracy: that with all images. Empty where there are too few images to
+    tell, or so many that it would take long.
     """
     labels, groups = pool.labels.cpu(), pool.source.groups.cpu()
     different = torch.unique(torch.stack([labels, groups]), dim=1)[0]  # copies count as one image
     shots = len(different) / max(len(torch.unique(labels)), 1)
     if shots < MIN_SHOTS or not pool.source.can_hold_out or pool.held_out_scores > MAX_CURVE_SCORES:
         return []
-    halves = _half_accuracies(pool, selected)
+    halves = _half_accuracies(pool, selected, occasions)
     if not halves:
         return []
     C, half = len(torch.unique(labels)), sum(halves) / len(halves)
     points = [CurvePoint(shots / 2, half), CurvePoint(shots, accuracy)]
-    images = effective_images(different)
+    images = effective_images(labels, occasions)
     for more in (1, 2):
         expected = expect_with_twice(points[-1].accuracy, points[-2].accuracy, C)
         low, high = held_out_interval(expected, images)
@@ -718,7 +733,7 @@ def learning_curve(pool: ExpertPool, selected: Sequence[Hyperparameters], accura
     return points
 
 
-def _half_accuracies(pool: ExpertPool, selected: Sequence[Hyperparameters]) -> list[float]:
+def _half_accuracies(pool: ExpertPool, selected: Sequence[Hyperparameters], occasions: Tensor) -> list[float]:
     """Accuracies of models of one half of the images on the other half, each the mean over classes.
 
     The ridges are kept, so that only k, the scales and weights are selected again. Every draw answers for all images.
@@ -727,7 +742,7 @@ def _half_accuracies(pool: ExpertPool, selected: Sequence[Hyperparameters]) -> l
     fixed = [FixedHyperparameters(ridge=own.ridge, kernel_ridge=own.kernel_ridge) for own in selected]
     kernel = [own.kernel > 0 for own in selected]
     for seed in range(min(DRAWS, max(ENOUGH_ANSWERS // len(labels), 1))):
-        for rows, others in permutations(_split_in_halves(labels, pool.source.groups, seed)):
+        for rows, others in permutations(_split_in_halves(labels, occasions, seed)):
             part = pool.take(rows, fixed, kernel)
             if not len(rows) or not len(others) or not part.source.can_hold_out:
                 continue
@@ -738,7 +753,7 @@ def _half_accuracies(pool: ExpertPool, selected: Sequence[Hyperparameters]) -> l
 
 
 def _split_in_halves(labels: Tensor, groups: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Split the images of each class into two halves, copies together: indices."""
+    """Split the images of each class into two halves, those of a group together: indices."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(int(groups.max()) + 1, generator=generator).to(groups.device)[groups]
     first = torch.zeros_like(labels, dtype=torch.bool)
@@ -746,7 +761,7 @@ def _split_in_halves(labels: Tensor, groups: Tensor, seed: int) -> tuple[Tensor,
         own = (labels == c).nonzero()[:, 0]
         own = own[order[own].argsort(stable=True)]
         first[own[: (len(own) + seed % 2) // 2]] = True
-    # Copies follow the first of their group.
+    # All follow the first of their group.
     first = first[_first_of_group(groups)[groups]]
     return first.nonzero()[:, 0], (~first).nonzero()[:, 0]
 

@@ -60,7 +60,7 @@ function showAdvice() {
   for (const { label, missed, n, rival } of findings.needed.slice(0, 3)) {
     if (missed) rows.push(`Next, take photos of ${label}: ${missed} of ${n} were not recognised, mostly taken for ${rival}. Vary what sets the two apart.`);
   }
-  for (const label of findings.unmeasured) rows.push(`${label} has one photo, or copies of one: it is not in the expected accuracy. Add a second, different one.`);
+  for (const label of findings.unmeasured) rows.push(`${label} has one photo, or copies or a series of one: it is not in the expected accuracy. Add a second, different one.`);
   if (findings.more) {
     const gain = Math.round(100 * findings.more.gain);
     if (gain > 0) rows.push(`${findings.more.shots} photos per class would bring about +${pluralize(gain, "point")}.`);
