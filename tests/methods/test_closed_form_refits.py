@@ -175,7 +175,7 @@ def test_series_that_say_nothing_of_their_class_are_estimated_as_guessing() -> N
     """Two occasions of each class, six photos of each: a photo is known by its siblings, and nothing else is known."""
     classes, estimates, covered, siblings = 4, [], 0, []
     labels, occasions = torch.arange(classes).repeat_interleave(12), torch.arange(2 * classes).repeat_interleave(6)
-    for task in range(30):
+    for task in range(12):
         x = F.normalize(unit(2 * classes, D, seed=task)[occasions] + 0.2 * unit(48, D, seed=100 + task), dim=-1)
         pool = ExpertPool((build(x, labels, classes),))
         found = find_occasions(x, labels, torch.arange(48))
@@ -190,7 +190,7 @@ def test_series_that_say_nothing_of_their_class_are_estimated_as_guessing() -> N
         siblings.append(estimate_from(refit(pool), labels).accuracy)
     assert np.mean(siblings) == pytest.approx(1.0, abs=0.01)
     assert np.mean(estimates) < 0.35
-    assert covered >= 28
+    assert covered >= 11
 
 
 def test_leave_one_out_of_many_images_leaves_series_out_too() -> None:

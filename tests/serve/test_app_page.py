@@ -508,6 +508,18 @@ def test_a_project_is_not_left_while_photos_are_on_their_way(
     assert tree_of(tmp_path / "work" / "other") == {"cactus": 4}
 
 
+def test_an_answer_about_a_project_that_was_left_changes_nothing(app: App, open_page: Callable[..., Page]):
+    page = open_page(app.address)
+    create(page, "one")
+    sync_api.expect(page.locator("#title")).to_have_text("one")
+    with page.expect_request("**/api/projects/one/model"):
+        page.route("**/api/projects/one/model", lambda route: (page.wait_for_timeout(1500), route.continue_()))
+    page.locator("#all-projects").click()
+    sync_api.expect(page.locator("#title")).to_have_text("dca")
+    page.wait_for_timeout(2500)
+    sync_api.expect(page.locator("#title")).to_have_text("dca")
+
+
 def test_several_projects(app: App, open_page: Callable[..., Page], tmp_path: Path):
     page = open_page(app.address)
     create(page, "one")

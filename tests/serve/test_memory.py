@@ -77,6 +77,7 @@ def test_nothing_stays_of_connections_that_have_ended(live: Callable[..., Live],
     assert left == before
 
 
+@pytest.mark.slow
 def test_nothing_stays_of_decoding_processes_that_were_killed(clip: CLIP) -> None:
     async def kill_some() -> list[int]:
         pool = DecoderPool(clip.preprocess, OPTIONS)

@@ -244,13 +244,17 @@ function removeFromTray(image) {
 
 // The state of the server, and whatever depends on it; other tabs may have changed it.
 export async function refresh(force = false) {
+  const { project } = view;
   const found = await get("model");
+  if (view.project !== project) return; // it was left meanwhile
   if (!force && view.state && found.revision === view.state.revision && !found.fit) return;
   const same = view.state && found.revision === view.state.revision;
   view.state = found;
   onState();
   if (same && !force) return;
-  view.tray = (await get("tray")).images;
+  const { images } = await get("tray");
+  if (view.project !== project) return;
+  view.tray = images;
   const { current } = view;
   if (current && !isLive()) {
     const row = view.tray.find((one) => one.image === current.image);
