@@ -72,7 +72,7 @@ def test_predictions_are_those_of_a_model_that_never_saw_the_fold() -> None:
         assert torch.allclose(found.probabilities[out], head(x[out]), atol=1e-9)
 
 
-@pytest.mark.parametrize("shots", [2, 4])
+@pytest.mark.parametrize("shots", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_noise_is_estimated_as_guessing(shots: int) -> None:
     classes, covered, estimates = 6, 0, []
     for task in range(60):

@@ -301,6 +301,7 @@ def test_many_photos_are_selected_moved_deleted_and_come_back(
     learned(page, 8)
 
 
+@pytest.mark.slow
 def test_a_button_offers_more_photos_than_a_few(app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path):
     folder = tmp_path / "work" / "things" / "fish"
     folder.mkdir(parents=True)
@@ -409,7 +410,7 @@ def test_the_camera_answers_what_it_sees(app: App, open_page: Callable[..., Page
     sync_api.expect(page.locator("#live")).to_be_hidden()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_on_a_phone_everything_can_be_touched(
     app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path, scheme: str
 ):
@@ -437,6 +438,7 @@ def test_on_a_phone_everything_can_be_touched(
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+@pytest.mark.slow
 def test_a_look_at_the_server_that_finds_nothing_new_leaves_the_page_as_it_is(
     app: App, open_page: Callable[..., Page], photos: Path, tmp_path: Path
 ):

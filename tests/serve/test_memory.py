@@ -59,7 +59,9 @@ def count_connections() -> int:
     ],
     ids=["nothing", "page", "other host", "no image", "half a body", "no header"],
 )
-@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+@pytest.mark.parametrize(
+    "reset", [pytest.param(False, id="closed", marks=pytest.mark.slow), pytest.param(True, id="reset")]
+)
 @pytest.mark.usefixtures("no_collector")
 def test_nothing_stays_of_connections_that_have_ended(live: Callable[..., Live], sent: bytes, reset: bool) -> None:
     server, before = live(replace(OPTIONS, linger_seconds=0.2)), count_connections()
@@ -124,6 +126,7 @@ def read_gauge(client: Any, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
+@pytest.mark.slow
 def test_refits_that_are_undone_leave_nothing(folder: Path) -> None:
     service = service_of(folder)
     tensors = []
