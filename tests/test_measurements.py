@@ -171,6 +171,7 @@ def test_the_docs_show_the_settings_that_were_chosen(load: Load) -> None:
         ("estimate_coverage", "make_table", "study/measurements/estimate_coverage.py", "estimate_coverage.json"),
         ("rivals", "make_tables", "study/measurements/rivals.py", "rivals.json"),
         ("more_photos", "make_table", "study/measurements/more_photos.py", "more_photos.json"),
+        ("rare_classes", "make_table", "study/measurements/rare_classes.py", "rare_classes.json"),
     ],
 )
 def test_the_docs_show_the_committed_figures(script: str, table: str, mark: str, file: str, load: Load) -> None:

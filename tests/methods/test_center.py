@@ -11,7 +11,7 @@ from dca.backbones.clip import CLIP
 from dca.methods.base import Problem
 from dca.methods.dca import DCA, DCAOptions
 from dca.methods.shared import center
-from dca.methods.shared.center import assign_folds, choose_center
+from dca.methods.shared.center import choose_center, number_folds
 from dca.methods.shared.gaussian import paper_gammas
 from oracles import dca as oracle
 from oracles.images import Images
@@ -100,7 +100,7 @@ def test_every_class_leaves_equally_many_images_and_copies_leave_together() -> N
     groups = torch.arange(len(labels))
     groups[3] = 0
     groups[21] = groups[20]
-    folds = assign_folds(labels, groups)
+    folds = number_folds(labels, groups)
     assert folds[3] == folds[0]
     assert folds[10:20].bincount().tolist() == [2] * 5
     assert folds[:10].bincount().tolist() == [3, 2, 2, 2, 1]

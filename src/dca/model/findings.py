@@ -26,6 +26,7 @@ from dca.datasets.dataset import Dataset
 from dca.images.decode import ImageLike
 from dca.images.hashing import find_copy_pairs
 from dca.methods.base import Method
+from dca.methods.shared.experts import RARE
 from dca.model.classifier import Classifier
 from dca.model.copies import SharedImages
 from dca.model.records import Estimate, TrainingImage
@@ -36,8 +37,8 @@ from dca.training.session import Session
 ODDS, FEW_CLASSES = 10.0, 10
 # How many pairs of classes are reported, and images that a pair must have.
 MOST_CONFUSED, LEAST_CONFUSED = 3, 2
-# The largest class has so many times as many images as a rare one; share of the median recall that a weak one reaches.
-RARE, WEAK = 4, 0.5
+# Share of the median recall that a weak class reaches.
+WEAK = 0.5
 
 
 @dataclass(frozen=True)

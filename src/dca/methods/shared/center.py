@@ -55,7 +55,7 @@ def recognise_left_out(
 
     Arguments as for `choose_center`; N' of the N images are left out.
     """
-    folds, right = assign_folds(labels, groups), [labels.new_zeros(2, 0, dtype=torch.bool)]
+    folds, right = number_folds(labels, groups), [labels.new_zeros(2, 0, dtype=torch.bool)]
     for fold in range(FOLDS):
         left_out = folds == fold
         if left_out.any():
@@ -64,7 +64,7 @@ def recognise_left_out(
     return torch.cat(right, dim=1)
 
 
-def assign_folds(labels: Tensor, groups: Tensor) -> Tensor:
+def number_folds(labels: Tensor, groups: Tensor) -> Tensor:
     """The fold that each image is left out of, (N,); -1 for images that stay in all. labels, groups: (N,)."""
     folds = torch.full_like(labels, -1)
     for label in torch.unique(labels).tolist():
